@@ -134,11 +134,26 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
         // Files that programs have open are closed before the state at the server is released.
         programs.end(FAREWELL).await;
     }
+    let outcome = last_writes(job, &client, &mut signals, log).await;
+    ended.send_replace(Some(outcome));
+    if let Ok(control) = control {
+        control.end(REPLIES_WITHIN).await;
+    }
+    drop((metrics, board));
+    tracing::info!("{} unmounted from {}", job.source.shown(), dir.display());
+    Ok(())
+}
+
+/// Flushes all data after the unmount. A signal ends a long wait.
+///
+/// # Errors
+/// The reason why the server does not have everything.
+async fn last_writes(job: &Job, client: &Client, signals: &mut Signals, log: &Log) -> Result<(), String> {
     // With these options close(2) does not wait for the server.
     let lazy = job.wanted.lazy_close || job.wanted.delegated_close || job.wanted.exclusive;
     let within = if lazy { LAZY_FAREWELL } else { FAREWELL };
-    let outcome = tokio::select! {
-        outcome = farewell(&client, within) => outcome.map_err(|why| match job.wanted.journal {
+    tokio::select! {
+        outcome = farewell(client, within) => outcome.map_err(|why| match job.wanted.journal {
             Some(_) => format!("{why}; the journal keeps the rest for the next mount"),
             None => why,
         }),
@@ -150,14 +165,7 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
             tracing::error!("signal: {why}");
             Err(format!("a signal ended the daemon, and {why}"))
         }
-    };
-    ended.send_replace(Some(outcome));
-    if let Ok(control) = control {
-        control.end(REPLIES_WITHIN).await;
     }
-    drop((metrics, board));
-    tracing::info!("{} unmounted from {}", job.source.shown(), dir.display());
-    Ok(())
 }
 
 /// Starts to serve the dashboard and prints its address. The address is shown to the mounting user

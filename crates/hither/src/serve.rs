@@ -45,7 +45,7 @@ use std::sync::Arc;
 use std::time::Duration;
 pub use tls::TlsArgs;
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use what::Served;
 pub use what::files_of as exports_files;
 
@@ -71,59 +71,38 @@ pub fn run(args: &ServeArgs, gateway: Option<&GatewayArgs>) -> Result<(), Failur
     result
 }
 
+/// Serves until a signal, and then makes the last writes stable.
 async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -> Result<(), Failure> {
-    let handlers = |e: io::Error| Failure::system(format!("signal handlers: {e}"));
-    let mut terminate = signal(SignalKind::terminate()).map_err(handlers)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(handlers)?;
-    let mut hangup = signal(SignalKind::hangup()).map_err(handlers)?;
+    let mut end = EndSignals::new()?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(no_handlers)?;
     let state_dir = state_dir(args);
     if let Some(dir) = &state_dir {
-        // It holds filehandles and the key of their seals.
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| {
-            Failure::usage(format!("state directory {}: {e}; --state-dir names another", dir.display()))
-        })?;
+        make_state_dir(dir)?;
     }
     let security = Security { tls: args.tls.open()?, gss: args.kerberos.open()? };
     let _alone = state_dir.as_deref().map(alone).transpose()?;
     let listeners = args.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
-    let metrics = match &args.metrics {
-        Some(place) => Some(endpoint::bind(place).await.map_err(|e| {
-            Failure::usage(format!("option '--metrics {place}': {e}; give another address or path"))
-        })?),
-        None => None,
-    };
+    let metrics = bind_metrics(args).await?;
     // Watching starts before the mounts are read, so that no change is missed.
     let mounts = nested::Changes::new().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
     let gateway = tokio::select! {
         gateway = connect(gateway, state_dir.as_deref()) => gateway?,
-        _ = terminate.recv() => return Err(Failure::interrupted()),
-        _ = interrupt.recv() => return Err(Failure::interrupted()),
+        () = end.received() => return Err(Failure::interrupted()),
     };
     let origins_changed = gateway.as_ref().map(Gateway::changed).unwrap_or_default();
     let (mut served, table) = load(Served::new(args, state_dir.clone(), gateway)?).await;
-    let limits = ServerLimits {
-        record_max_bytes: args.max_io as usize + (64 << 10),
-        ..memory_limits(args.max_memory as usize, args.max_connections as usize)
-    };
-    let server = make_server(args, &limits, table?, &served)?;
-    tell_made_before(&server, &mut served);
-    let acceptor = Arc::new(Acceptor::secure(server.clone(), limits, security.clone()));
-    tokio::spawn(server.clone().tend());
+    let limits = limits(args);
+    let running = Running::start(args, limits, security, table?, &mut served)?;
     let reporter = Arc::new(Reporter {
-        server: server.clone(),
-        acceptor: acceptor.clone(),
+        server: running.server.clone(),
+        acceptor: running.acceptor.clone(),
         journaled: served.journaled(),
         listen: args.listen.clone(),
         began: tokio::time::Instant::now(),
     });
     let _control = state_dir.as_deref().and_then(|dir| reporter.control(dir));
     let metrics = metrics.map(|bound| bound.serve_site(Arc::new(move |request| reporter.page(request))));
-    for listener in listeners {
-        let acceptor = acceptor.clone();
-        tokio::spawn(async move { acceptor.listen(listener).await });
-    }
-    let datagrams = if args.versions.contains('3') { args.listen.as_slice() } else { &[] };
-    datagrams.iter().for_each(|addr| answer_locks(*addr));
+    running.listen(args, listeners);
     tell(args, &served);
     let mut registrations = Registrations::of(args);
     if let Some(line) = registrations.register().await {
@@ -133,61 +112,151 @@ async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -
     notify.ready();
     loop {
         tokio::select! {
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            () = end.received() => break,
             _ = hangup.recv() => {
                 notify.reloading();
                 log.reopen();
-                reload_tls(&acceptor).await;
-                security.gss.iter().for_each(|gss| gss.forget_all());
-                let table;
-                (served, table) = load(served).await;
-                match table {
-                    Ok(table) => {
-                        server.replace(table);
-                        tell_made_before(&server, &mut served);
-                        served.search_again();
-                        tracing::info!("exports read again: {}", served.lines.join("; "));
-                    }
-                    Err(failure) => tracing::error!("the exports stay as they are: {}", failure.line),
-                }
+                served = running.reload(served).await;
                 if let Some(line) = registrations.register().await {
                     tracing::info!("{line}");
                 }
                 notify.ready();
             }
-            () = origins_changed.notified() => {
-                let table;
-                (served, table) = load(served).await;
-                match table {
-                    Ok(table) => server.replace(table),
-                    Err(failure) => tracing::error!("the exports stay as they are: {}", failure.line),
-                }
-            }
-            () = mounts.next() => {
-                let table;
-                (served, table) = in_background(served, Served::mounts_changed).await;
-                match table {
-                    Some(Ok(table)) => {
-                        server.replace(table);
-                        tracing::info!("mounts below exports have changed: {}", served.lines.join("; "));
-                    }
-                    Some(Err(failure)) => tracing::error!("the exports stay as they are: {}", failure.line),
-                    None => {}
-                }
-            }
+            () = origins_changed.notified() => served = running.origins_changed(served).await,
+            () = mounts.next() => served = running.mounts_changed(served).await,
         }
     }
     notify.stopping();
     registrations.end().await;
     drop(metrics);
-    acceptor.shutdown();
-    server.end();
+    running.acceptor.shutdown();
+    running.server.end();
     let mut cx = RequestContext::new(Arc::new(Cred::root()));
     cx.deadline = Some(tokio::time::Instant::now() + FAREWELL);
     served.shutdown(&cx).await;
     tracing::info!("the server has ended");
     Ok(())
+}
+
+fn no_handlers(e: io::Error) -> Failure {
+    Failure::system(format!("signal handlers: {e}"))
+}
+
+/// The signals that end the server.
+struct EndSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl EndSignals {
+    fn new() -> Result<Self, Failure> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).map_err(no_handlers)?,
+            interrupt: signal(SignalKind::interrupt()).map_err(no_handlers)?,
+        })
+    }
+
+    /// Returns at SIGTERM and SIGINT.
+    async fn received(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn make_state_dir(dir: &Path) -> Result<(), Failure> {
+    // It holds filehandles and the key of their seals.
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| {
+        Failure::usage(format!("state directory {}: {e}; --state-dir names another", dir.display()))
+    })
+}
+
+/// Binds the address of the metrics. `None`: no metrics are wanted.
+async fn bind_metrics(args: &ServeArgs) -> Result<Option<endpoint::Bound>, Failure> {
+    let Some(place) = &args.metrics else { return Ok(None) };
+    let bound = endpoint::bind(place).await;
+    bound
+        .map(Some)
+        .map_err(|e| Failure::usage(format!("option '--metrics {place}': {e}; give another address or path")))
+}
+
+/// A server that executes calls.
+struct Running {
+    acceptor: Arc<Acceptor>,
+    server: Arc<Server>,
+    security: Security,
+}
+
+impl Running {
+    fn start(
+        args: &ServeArgs,
+        limits: ServerLimits,
+        security: Security,
+        table: Table,
+        served: &mut Served,
+    ) -> Result<Self, Failure> {
+        let server = make_server(args, &limits, table, served)?;
+        tell_made_before(&server, served);
+        let acceptor = Arc::new(Acceptor::secure(server.clone(), limits, security.clone()));
+        tokio::spawn(server.clone().tend());
+        Ok(Self { acceptor, server, security })
+    }
+
+    /// Accepts connections, and answers datagrams of NFSv3 locks.
+    fn listen(&self, args: &ServeArgs, listeners: Vec<TcpListener>) {
+        for listener in listeners {
+            let acceptor = self.acceptor.clone();
+            tokio::spawn(async move { acceptor.listen(listener).await });
+        }
+        let datagrams = if args.versions.contains('3') { args.listen.as_slice() } else { &[] };
+        datagrams.iter().for_each(|addr| answer_locks(*addr));
+    }
+
+    /// Reads the exports and the files of TLS and Kerberos again.
+    async fn reload(&self, served: Served) -> Served {
+        reload_tls(&self.acceptor).await;
+        self.security.gss.iter().for_each(|gss| gss.forget_all());
+        let (mut served, table) = load(served).await;
+        match table {
+            Ok(table) => {
+                self.server.replace(table);
+                tell_made_before(&self.server, &mut served);
+                served.search_again();
+                tracing::info!("exports read again: {}", served.lines.join("; "));
+            }
+            Err(failure) => exports_stay(&failure),
+        }
+        served
+    }
+
+    /// Reads the exports again after the origins of a gateway have changed.
+    async fn origins_changed(&self, served: Served) -> Served {
+        let (served, table) = load(served).await;
+        match table {
+            Ok(table) => self.server.replace(table),
+            Err(failure) => exports_stay(&failure),
+        }
+        served
+    }
+
+    /// Adds and removes exports for the mounts below exports.
+    async fn mounts_changed(&self, served: Served) -> Served {
+        let (served, table) = in_background(served, Served::mounts_changed).await;
+        match table {
+            Some(Ok(table)) => {
+                self.server.replace(table);
+                tracing::info!("mounts below exports have changed: {}", served.lines.join("; "));
+            }
+            Some(Err(failure)) => exports_stay(&failure),
+            None => {}
+        }
+        served
+    }
+}
+
+fn exports_stay(failure: &Failure) {
+    tracing::error!("the exports stay as they are: {}", failure.line);
 }
 
 /// Connects a gateway to its origins.
@@ -224,6 +293,13 @@ async fn reload_tls(acceptor: &Arc<Acceptor>) {
         Ok(Ok(())) => {}
         Ok(Err(e)) => tracing::error!("the TLS keys stay as they are: {e}"),
         Err(e) => std::panic::resume_unwind(e.into_panic()),
+    }
+}
+
+fn limits(args: &ServeArgs) -> ServerLimits {
+    ServerLimits {
+        record_max_bytes: args.max_io as usize + (64 << 10),
+        ..memory_limits(args.max_memory as usize, args.max_connections as usize)
     }
 }
 

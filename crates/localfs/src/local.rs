@@ -56,13 +56,14 @@ use handle::Sealer;
 use hither_vfs::{
     Answered, Attrs, Env, Error, Fh, FileKind, Node, OpenAccess, OpenId, RequestContext, Result,
 };
-use journaled::Journaled;
+use journaled::{JournalTarget, Journaled};
 use object::{Object, Objects, os};
 use parking_lot::Mutex;
 use pool::{Pool, Worker};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatFs, Statx, StatxFlags};
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -290,61 +291,31 @@ impl Inner {
         if !options.as_this_process {
             need_privileges()?;
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let outside = rustix::fs::open(dir, flags, Mode::empty()).map_err(os)?;
-        let (top, mount) = match sys::private_mount(outside.as_fd()) {
-            Ok(tree) => (rustix::fs::openat(&tree, c".", flags, Mode::empty()).map_err(os)?, None),
-            Err(e) => {
-                tracing::debug!("no private mount of {}: {e}", dir.display());
-                let mount = handles::mount_of(outside.as_fd())?;
-                (outside, Some(mount))
-            }
-        };
-        let proc_fd = rustix::fs::open(
-            "/proc/self/fd",
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|e| Error::because(e.raw_os_error(), "cannot open /proc/self/fd; mount /proc"))?;
+        let Top { top, mount } = Top::open(dir)?;
+        let proc_fd = open_path(rustix::fs::CWD, c"/proc/self/fd")
+            .map_err(|e| Error::because(e.raw_os_error(), "cannot open /proc/self/fd; mount /proc"))?;
         let stat = object::stat(top.as_fd())?;
         let fs = rustix::fs::fstatfs(&top).map_err(os)?;
         let fs_id = fs_id(top.as_fd())?;
         let key = handle_secret(options.state_dir.as_deref(), &env)?;
-        let state = options.state_dir.as_deref().map(|dir| (dir, options.export_id));
-        let table = handles::table_for(top.as_fd(), &fs_id, state, &env)
-            .map_err(|e| Error::because(e.errno, format!("{}: {e}", dir.display())))?;
-        if table.is_some() && options.journal.is_some() {
-            let why = "its file system has no handles, and a journal needs them; serve it without a journal";
-            return Err(Error::because(libc::EOPNOTSUPP, format!("{}: {why}", dir.display())));
-        }
-        let bound = table.as_ref().map_or(fs_id, Table::id);
-        let sealer = Sealer::new(&key, options.export_id, &bound);
+        let table = handle_table(dir, top.as_fd(), &fs_id, &options, &env)?;
+        let sealer = Sealer::new(&key, options.export_id, &table.as_ref().map_or(fs_id, Table::id));
         let top_id = attr::id(&stat);
         let kind = FsKind::of(fs.f_type as u64);
+        let logged_ext = kind == FsKind::Ext && has_log(top_id.0);
         let fsid = options.fsid.unwrap_or_else(|| made_fsid(&fs_id));
         let mut attributer =
             Attributer::new(env.clone(), kind.multigrain() && !options.coarse_times, fsid, top_id.0);
         attributer.validity = options.validity;
         attributer.exclusive = options.exclusive;
-        let journal = match options.journal.as_ref().filter(|_| options.stable) {
-            Some(journal) => {
-                let ordered = kind == FsKind::Ext && has_log(top_id.0) && !options.as_this_process;
-                let ordered = ordered.then_some(top_id.0);
-                let place = journaled::JournalTarget { top: top.as_fd(), fs_id: &fs_id, ordered };
-                Some(Journaled::open(&options, journal, &place, &sealer, &env)?)
-            }
-            None => {
-                journaled::nothing_left(options.state_dir.as_deref(), None)?;
-                None
-            }
-        };
+        let ordered = (logged_ext && !options.as_this_process).then_some(top_id.0);
+        let target = JournalTarget { top: top.as_fd(), fs_id: &fs_id, ordered };
+        let journal = open_journal(&options, &target, &sealer, &env)?;
         let settled = journal.as_ref().map_or_else(Default::default, Journaled::settled);
         let log = journal.as_ref().map(|journal| Arc::downgrade(&journal.log)).unwrap_or_default();
         let reopens = table.is_none() && handles::can_be_opened(top.as_fd());
         let objects = Objects::new(options.known_max, settled, options.descriptors.clone(), reopens);
-        let path =
-            rustix::fs::openat(&top, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let path = path.map_err(os)?;
+        let path = open_path(top.as_fd(), c".").map_err(os)?;
         let fh = handles::of_root(table.as_ref(), path.as_fd(), &sealer)?.ok_or_else(|| {
             Error::because(
                 libc::EOPNOTSUPP,
@@ -373,11 +344,8 @@ impl Inner {
             changes: Pool::new(1, !options.as_this_process, log),
             journal,
             has_acls: acl::are_there(top.as_fd()),
-            clone_block_bytes: shares_blocks(top.as_fd())
-                .then(|| u32::try_from(fs.f_bsize).ok())
-                .flatten()
-                .filter(|&bytes| bytes > 0),
-            order: if kind == FsKind::Ext && !has_log(top_id.0) { Order::Each } else { kind.order() },
+            clone_block_bytes: clone_block_bytes(top.as_fd(), &fs),
+            order: if kind == FsKind::Ext && !logged_ext { Order::Each } else { kind.order() },
             write_epoch: AtomicU64::new((env.random)()),
             watch: watch::Slot::default(),
             failed: AtomicBool::new(false),
@@ -566,6 +534,74 @@ impl Inner {
     }
 }
 
+/// The descriptor of a served directory.
+struct Top {
+    /// See [`Inner::top`].
+    top: OwnedFd,
+    /// See [`Inner::mount`].
+    mount: Option<i32>,
+}
+
+impl Top {
+    /// Opens a directory in a private mount. Without the right to make one, opens it in the present
+    /// mount.
+    fn open(dir: &Path) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let outside = rustix::fs::open(dir, flags, Mode::empty()).map_err(os)?;
+        match sys::private_mount(outside.as_fd()) {
+            Ok(tree) => {
+                let top = rustix::fs::openat(&tree, c".", flags, Mode::empty()).map_err(os)?;
+                Ok(Self { top, mount: None })
+            }
+            Err(e) => {
+                tracing::debug!("no private mount of {}: {e}", dir.display());
+                let mount = handles::mount_of(outside.as_fd())?;
+                Ok(Self { top: outside, mount: Some(mount) })
+            }
+        }
+    }
+}
+
+/// Opens a directory as a place for lookups, without reading (`O_PATH`).
+fn open_path(at: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(at, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// The table that replaces the handles of a file system without handles.
+///
+/// # Errors
+/// A journal needs handles.
+fn handle_table(
+    dir: &Path,
+    top: BorrowedFd<'_>,
+    fs_id: &[u8; 16],
+    options: &LocalOptions,
+    env: &Env,
+) -> Result<Option<Table>> {
+    let state = options.state_dir.as_deref().map(|dir| (dir, options.export_id));
+    let table = handles::table_for(top, fs_id, state, env)
+        .map_err(|e| Error::because(e.errno, format!("{}: {e}", dir.display())))?;
+    if table.is_some() && options.journal.is_some() {
+        let why = "its file system has no handles, and a journal needs them; serve it without a journal";
+        return Err(Error::because(libc::EOPNOTSUPP, format!("{}: {why}", dir.display())));
+    }
+    Ok(table)
+}
+
+/// The journal of a served directory, after its records were applied. `None`: the options name
+/// none.
+fn open_journal(
+    options: &LocalOptions,
+    target: &JournalTarget<'_>,
+    sealer: &Sealer,
+    env: &Env,
+) -> Result<Option<Journaled>> {
+    match options.journal.as_ref().filter(|_| options.stable) {
+        Some(journal) => Journaled::open(options, journal, target, sealer, env).map(Some),
+        None => journaled::nothing_left(options.state_dir.as_deref(), None).map(|()| None),
+    }
+}
+
 /// Starts the thread that closes unused descriptors. It ends with the directory.
 fn tidy_now_and_then(inner: Weak<Inner>) {
     let tidy = move || {
@@ -678,11 +714,12 @@ impl FsKind {
     }
 }
 
-/// Whether files can share blocks. This is tried with a file that never has a name.
-fn shares_blocks(dir: BorrowedFd<'_>) -> bool {
+/// The block size, if files can share blocks. This is tried with a file that never has a name.
+fn clone_block_bytes(dir: BorrowedFd<'_>, fs: &StatFs) -> Option<u32> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let tried = rustix::fs::openat(dir, c".", flags, Mode::RUSR | Mode::WUSR).map_err(os);
-    tried.and_then(|file| sys::clone_range((file.as_fd(), 0), (file.as_fd(), 0), 0)).is_ok()
+    let file = rustix::fs::openat(dir, c".", flags, Mode::RUSR | Mode::WUSR).ok()?;
+    sys::clone_range((file.as_fd(), 0), (file.as_fd(), 0), 0).ok()?;
+    u32::try_from(fs.f_bsize).ok().filter(|&bytes| bytes > 0)
 }
 
 /// Whether an ext4 file system has a log. Ext2, and ext4 without a log, keep no order.

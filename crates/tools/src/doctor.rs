@@ -21,13 +21,14 @@ use crate::source::Source;
 use crate::units::{bytes, duration};
 use crate::{ClientRequest, ClientSettings, Host};
 pub use args::DoctorArgs;
-use measured::{Measured, Mix, Spread};
+use measured::{Limits, Measured, Mix, Spread, Throughput};
 use probe::Probe;
 use serde_json::json;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+use tcp::Tcp;
 use verdict::{Finding, Level};
 
 /// Version of the field names of `--json`.
@@ -192,15 +193,6 @@ fn text(m: &Measured, findings: &[Finding]) -> String {
             let _ = writeln!(out, "{name:<15} {value}");
         }
     };
-    let spread = |s: Spread| {
-        format!(
-            "{} (min {}, max {}, {} samples)",
-            duration(s.median),
-            duration(s.min),
-            duration(s.max),
-            s.samples
-        )
-    };
     line("connecting", m.connect_us.map(duration));
     line("round trip", m.rtt_us.map(spread));
     line("GETATTR", m.getattr_us.map(spread));
@@ -208,41 +200,12 @@ fn text(m: &Measured, findings: &[Finding]) -> String {
         let why = offered.why.as_ref().map_or_else(|| "works".into(), |why| format!("no: {why}"));
         line(&format!("NFS {}", offered.version), Some(why));
     }
-    line(
-        "limits",
-        m.limits.map(|l| {
-            let session = match (l.slots, l.operations, l.request_bytes, l.response_bytes, l.lease_s) {
-                (Some(slots), Some(operations), Some(request), Some(response), Some(lease)) => format!(
-                    ", {slots} slots, {operations} operations, requests {}, replies {}, lease {lease} s",
-                    bytes(request.into()),
-                    bytes(response.into())
-                ),
-                _ => String::new(),
-            };
-            format!("READ {}, WRITE {}{session}", bytes(l.rsize_bytes.into()), bytes(l.wsize_bytes.into()))
-        }),
-    );
-    let speed = |t: measured::Throughput| {
-        format!("{}/s ({} in {})", bytes(t.per_second()), bytes(t.bytes), duration(t.took_us))
-    };
+    line("limits", m.limits.as_ref().map(limits));
     line("reading", m.read.map(speed));
     line("writing", m.write.map(speed));
     line("write 4 KiB", m.unstable_write_us.map(spread));
     line("... stable", m.stable_write_us.map(spread));
-    line("TCP", m.tcp.as_ref().map(|t| {
-        format!(
-            "rtt {} (min {}), segments of {} bytes, packets of {}, {} of {} sent again, {} of {} out of order, delivery {}/s",
-            duration(t.rtt_us.into()),
-            duration(t.rtt_min_us.into()),
-            t.mss_bytes,
-            t.path_mtu_bytes,
-            t.segments_resent,
-            t.segments_sent,
-            t.segments_out_of_order,
-            t.segments_received,
-            bytes(t.delivery_bytes_per_s)
-        )
-    }));
+    line("TCP", m.tcp.as_ref().map(connection));
     for skipped in &m.skipped {
         line("not measured", Some(skipped.clone()));
     }
@@ -260,4 +223,45 @@ fn text(m: &Measured, findings: &[Finding]) -> String {
         }
     }
     out
+}
+
+fn spread(s: Spread) -> String {
+    format!(
+        "{} (min {}, max {}, {} samples)",
+        duration(s.median),
+        duration(s.min),
+        duration(s.max),
+        s.samples
+    )
+}
+
+fn limits(l: &Limits) -> String {
+    let session = match (l.slots, l.operations, l.request_bytes, l.response_bytes, l.lease_s) {
+        (Some(slots), Some(operations), Some(request), Some(response), Some(lease)) => format!(
+            ", {slots} slots, {operations} operations, requests {}, replies {}, lease {lease} s",
+            bytes(request.into()),
+            bytes(response.into())
+        ),
+        _ => String::new(),
+    };
+    format!("READ {}, WRITE {}{session}", bytes(l.rsize_bytes.into()), bytes(l.wsize_bytes.into()))
+}
+
+fn speed(t: Throughput) -> String {
+    format!("{}/s ({} in {})", bytes(t.per_second()), bytes(t.bytes), duration(t.took_us))
+}
+
+fn connection(t: &Tcp) -> String {
+    format!(
+        "rtt {} (min {}), segments of {} bytes, packets of {}, {} of {} sent again, {} of {} out of order, delivery {}/s",
+        duration(t.rtt_us.into()),
+        duration(t.rtt_min_us.into()),
+        t.mss_bytes,
+        t.path_mtu_bytes,
+        t.segments_resent,
+        t.segments_sent,
+        t.segments_out_of_order,
+        t.segments_received,
+        bytes(t.delivery_bytes_per_s)
+    )
 }

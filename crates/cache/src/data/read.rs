@@ -15,6 +15,7 @@ use hither_vfs::{
     Attrs, Data, Error, Fh, File, OpenAccess, OpenHow, OpenId, PathRef, Read, RequestContext, Result, Slice,
 };
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
@@ -35,6 +36,16 @@ enum Served {
     /// The file or its entry changed meanwhile.
     Again,
     /// A call of another reader failed; its error may not apply to this reader.
+    Failed,
+}
+
+/// The bytes of a range, taken from the places of its blocks.
+enum Gathered {
+    /// `came_bytes`: bytes from calls below.
+    Bytes { data: Data, came_bytes: u64 },
+    /// See [`Served::Again`].
+    Again,
+    /// See [`Served::Failed`].
     Failed,
 }
 
@@ -121,15 +132,36 @@ impl DataCache {
             add(&self.counters.slices, 1);
             return Ok(Served::Yes(Read { eof: end == size, data: slice.into() }, false));
         }
+        let waited = asked || places.iter().any(|place| matches!(place, BlockSource::Coming(_)));
+        match self.gather(cx, held, &places, (at, end), &own).await? {
+            Gathered::Bytes { data, came_bytes } => {
+                self.count(data.len() as u64, came_bytes, asked, waited);
+                Ok(Served::Yes(Read { eof: end == size, data }, waited))
+            }
+            Gathered::Again => Ok(Served::Again),
+            Gathered::Failed => Ok(Served::Failed),
+        }
+    }
+
+    /// Gathers the bytes `at..end` from the places of their blocks. `own`: the blocks that this
+    /// reader requested.
+    async fn gather(
+        &self,
+        cx: &RequestContext,
+        held: &Arc<CachedVersion>,
+        places: &[BlockSource],
+        (at, end): (u64, u64),
+        own: &[Range<u64>],
+    ) -> Result<Gathered> {
+        let first = block_of(at);
         let mut data = Data::default();
-        let (mut came, mut waited) = (0, asked);
+        let mut came_bytes = 0;
         let mut i = 0;
         while i < places.len() {
             let block = first + i as u64;
             match &places[i] {
                 BlockSource::Ready(bytes) => data.push(cut(bytes, block, at, end)),
                 BlockSource::Coming(fetch) => {
-                    waited = true;
                     let got = tokio::select! {
                         got = fetch.block(block) => got,
                         () = cx.cancel.cancelled() => return Err(Error::new(libc::EINTR)),
@@ -137,12 +169,12 @@ impl DataCache {
                     match got {
                         Ok(bytes) => {
                             let piece = cut(&bytes, block, at, end);
-                            came += piece.len() as u64;
+                            came_bytes += piece.len() as u64;
                             data.push(piece);
                         }
                         Err(Came::Failed(e)) if own.iter().any(|run| run.contains(&block)) => return Err(e),
-                        Err(Came::Failed(_)) => return Ok(Served::Failed),
-                        Err(_) => return Ok(Served::Again),
+                        Err(Came::Failed(_)) => return Ok(Gathered::Failed),
+                        Err(_) => return Ok(Gathered::Again),
                     }
                 }
                 BlockSource::Disk(entry) => {
@@ -151,7 +183,7 @@ impl DataCache {
                     let from = at.max(block * BLOCK);
                     let to = end.min((block + run as u64) * BLOCK);
                     let Some(bytes) = self.on_disk(held, entry, from, to).await else {
-                        return Ok(Served::Again);
+                        return Ok(Gathered::Again);
                     };
                     data.push(bytes);
                     i += run;
@@ -160,8 +192,7 @@ impl DataCache {
             }
             i += 1;
         }
-        self.count(data.len() as u64, came, asked, waited);
-        Ok(Served::Yes(Read { eof: end == size, data }, waited))
+        Ok(Gathered::Bytes { data, came_bytes })
     }
 
     fn count(&self, all: u64, came: u64, asked: bool, waited: bool) {

@@ -174,8 +174,7 @@ impl Changing<'_> {
     ) -> bool {
         self.settled = true;
         let meta = self.meta;
-        let takes = names.iter().any(|(_, what)| !matches!(what, Renamed::To(_)));
-        let mut ids: Vec<_> =
+        let bounds: Vec<_> =
             names.iter().map(|(name, what)| (*name, meta.bound(what, &self.ticket))).collect();
         let kept = meta.table.with(&self.fh, |_, object| {
             let alone = self.alone && object.modifying == 1 && object.barrier <= self.ticket.seq;
@@ -184,67 +183,98 @@ impl Changing<'_> {
             let last = object.modifying == 0;
             let now = meta.clock.now();
             let dir = object.dir_mut();
-            let meddled = take_flying(dir, self.names);
-            if takes && outcome.is_ok() && meddled.contains(&true) {
-                // The removed name may have been bound to an unknown object.
-                meta.raise_fence();
-            }
-            let (mut believed, mut others, mut kept, mut followed) = (false, false, false, None);
-            match outcome {
-                Ok(changes) => {
-                    let (label, met) = advance(dir, changes, takes, last, now);
-                    // Another client's change in the same tick of the server's clock leaves no
-                    // trace in `change`.
-                    dir.unproven |= meta.options.coarse_change && label.is_some();
-                    if met == Met::OthersAndTook || met == Met::Untold && takes && !self.sure {
-                        meta.raise_fence();
-                    }
-                    others = matches!(met, Met::Others | Met::OthersAndTook);
-                    let alone_here = met == Met::Nobody && !meddled.contains(&true) && dir.pending.is_empty();
-                    kept = alone_here && label.is_some() && !dir.unproven;
-                    for (id, (_, what)) in ids.iter_mut().zip(names) {
-                        if !kept && matches!(what, Renamed::Believed(_)) {
-                            id.1 = None;
-                        }
-                    }
-                    meta.bind(dir, label, ids, meddled);
-                    followed = label;
+            let arrival = Arrival { now, last, meddled: take_flying(dir, self.names) };
+            let mut effect = match outcome {
+                Ok(changes) => self.follow(dir, changes, names, bounds, arrival),
+                Err(e) if is_unknown(e) => {
+                    dir.reset(None, now);
+                    Effect::default()
                 }
-                Err(e) if is_unknown(e) => dir.reset(None, now),
                 // The failed call changed nothing. The cached facts about the names may be wrong.
-                Err(e) => {
-                    believed = names.iter().all(|(name, _)| !meta.belies(dir, name, e));
-                    if !believed {
-                        names.iter().for_each(|(name, _)| meta.doubt(dir, name));
-                    }
-                }
-            }
+                Err(e) => Effect { believed: meta.check_names(dir, names, e), ..Effect::default() },
+            };
             if last && !dir.pending.is_empty() {
                 // Local changes waited for a predecessor of another client.
-                others = true;
+                effect.others = true;
                 meta.left_over(dir, now);
             }
-            if let Some(label) = followed {
+            if let Some(label) = effect.label {
                 object.attr.change = label;
             }
-            if others {
+            if effect.others {
                 // Another client may also have changed rights.
                 object.revoke();
             }
             let attrs = outcome.ok().and_then(|c| c.last()).and_then(|change| change.attrs.as_ref());
             match attrs {
                 Some(attrs) if alone => meta.store_attrs(object, attrs, &self.ticket, true),
-                _ if believed => {}
+                _ if effect.believed => {}
                 _ => object.expire(),
             }
             if outcome.is_err_and(is_unknown) {
                 object.extra().unsettled_until = now + UNSETTLED_NANOS;
             }
-            kept
+            effect.kept
         });
         meta.relieve();
         kept.unwrap_or(false)
     }
+
+    /// Follows the directory changes that the call reports, and binds the names of the call.
+    fn follow(
+        &self,
+        dir: &mut Dir,
+        changes: &[&ChangeInfo],
+        names: &[(&Name, Renamed<'_>)],
+        mut bounds: Vec<(&Name, Option<Bound>)>,
+        arrival: Arrival,
+    ) -> Effect {
+        let Arrival { now, last, meddled } = arrival;
+        let meta = self.meta;
+        let takes = names.iter().any(|(_, what)| !matches!(what, Renamed::To(_)));
+        if takes && meddled.contains(&true) {
+            // The removed name may have been bound to an unknown object.
+            meta.raise_fence();
+        }
+        let (label, met) = advance(dir, changes, takes, last, now);
+        // Another client's change in the same tick of the server's clock leaves no trace in
+        // `change`.
+        dir.unproven |= meta.options.coarse_change && label.is_some();
+        if met == Met::OthersAndTook || met == Met::Untold && takes && !self.sure {
+            meta.raise_fence();
+        }
+        let alone_here = met == Met::Nobody && !meddled.contains(&true) && dir.pending.is_empty();
+        let kept = alone_here && label.is_some() && !dir.unproven;
+        for ((_, bound), (_, what)) in bounds.iter_mut().zip(names) {
+            if !kept && matches!(what, Renamed::Believed(_)) {
+                *bound = None;
+            }
+        }
+        meta.bind(dir, label, bounds, meddled);
+        Effect { label, others: matches!(met, Met::Others | Met::OthersAndTook), kept, believed: false }
+    }
+}
+
+/// The arrival of a reply about names of a directory.
+struct Arrival {
+    now: Moment,
+    /// No other local change of the directory is running.
+    last: bool,
+    /// For each name, whether another local change affected it.
+    meddled: [bool; 2],
+}
+
+/// The effect of a reply on a directory.
+#[derive(Default)]
+struct Effect {
+    /// The new `change` of the directory, if it is known.
+    label: Option<u64>,
+    /// Another client has changed the directory.
+    others: bool,
+    /// No other client can have changed the directory since its names were learned.
+    kept: bool,
+    /// The call failed, and its error agrees with the known names.
+    believed: bool,
 }
 
 impl MetadataCache {
@@ -294,6 +324,16 @@ impl MetadataCache {
             (libc::EISDIR | libc::ENOTDIR | libc::ELOOP | libc::ESTALE, _) => true,
             _ => false,
         }
+    }
+
+    /// Drops the bindings of names if an error contradicts one of them. Returns whether none was
+    /// contradicted.
+    fn check_names(&self, dir: &mut Dir, names: &[(&Name, Renamed<'_>)], e: &Error) -> bool {
+        let believed = names.iter().all(|(name, _)| !self.belies(dir, name, e));
+        if !believed {
+            names.iter().for_each(|(name, _)| self.doubt(dir, name));
+        }
+        believed
     }
 
     /// The binding that a local change made.

@@ -5,7 +5,7 @@ use super::list::NODE_ENTRY_BYTES;
 use super::moment::{LEASE, Moment};
 use super::names::{Bound, Id, whole_seconds};
 use super::objects::{Answer, Dir, Limits, Object, When, limited};
-use super::single_flight::{Question, WAITS_MAX};
+use super::single_flight::{InFlight, Question, WAITS_MAX};
 use super::{MetadataCache, stats};
 use hither_vfs::{
     Access, Along, Attrs, Error, Fh, FileKind, Name, Node, PathRef, Read, RequestContext, Result, Stop,
@@ -45,19 +45,62 @@ enum Step {
         until: Moment,
         holds: bool,
     },
-    Absent {
-        until: Moment,
-        /// The absence is inferred from the complete listing of the directory.
-        complete: bool,
-        /// When the absence was confirmed, if the name counts as requested from now on.
-        noted: Option<Moment>,
-    },
+    Absent(Absence),
     /// The absence has expired, and holds again if the directory is unchanged.
     OldAbsent,
     /// The absence is inferred, and the directory was confirmed too long ago.
     Unconfirmed,
     Stop(Stop),
     Unknown,
+}
+
+/// The absence of a name in memory.
+struct Absence {
+    until: Moment,
+    /// The absence is inferred from the complete listing of the directory.
+    complete: bool,
+    /// When the absence was confirmed, if the name counts as requested from now on.
+    noted: Option<Moment>,
+}
+
+/// A walk in progress.
+struct Walk<'a> {
+    at: PathRef<'a>,
+    began: Moment,
+    /// The nodes found so far.
+    steps: Vec<Node>,
+    /// Waits for the same request of other calls.
+    waits: u32,
+    /// Waits for confirmations by other calls.
+    confirm_waits: u32,
+    /// Whether expired objects of the path were revalidated.
+    revalidated: bool,
+    /// Whether listings of directories were requested.
+    listed: bool,
+    /// Whether memory led to an object that is gone.
+    stale: bool,
+}
+
+impl<'a> Walk<'a> {
+    /// The directory of the next name.
+    fn base(&self) -> &Fh {
+        self.steps.last().map_or(self.at.base, |n| &n.fh)
+    }
+
+    /// The names without nodes.
+    fn rest(&self) -> &'a [Name] {
+        &self.at.path[self.steps.len()..]
+    }
+}
+
+/// One request of a walk.
+struct Round<'a> {
+    when: When,
+    want: WalkRequest,
+    /// Whether the request is for the bytes of a known file.
+    exactly: bool,
+    /// The directory whose inferred absences the request confirms.
+    confirming: Option<(Id, InFlight<'a>)>,
 }
 
 /// The answers that a walk requests beside the names.
@@ -95,11 +138,9 @@ impl MetadataCache {
         let Some(mut dir) = self.table.find(at.base) else { return out };
         let mut old: Option<Vec<Fh>> = None;
         for (i, name) in at.path.iter().enumerate() {
-            let limits = if cx.makes_last && i + 1 == at.path.len() {
-                Limits { inferred_nanos: u64::MAX, ..self.limits }
-            } else {
-                self.limits
-            };
+            let is_made = cx.makes_last && i + 1 == at.path.len();
+            let inferred_nanos = if is_made { u64::MAX } else { self.limits.inferred_nanos };
+            let limits = Limits { inferred_nanos, ..self.limits };
             let step = self.table.with_id(dir, |o| {
                 self.note_ahead_use(o);
                 self.step(o, cred, (name, i > 0), when, limits)
@@ -111,19 +152,9 @@ impl MetadataCache {
                     }
                     (id, until)
                 }
-                Step::Absent { until, complete, noted } if old.is_none() => {
-                    stats::add(&self.counters.negative_hits, 1);
-                    stats::add(&self.counters.complete_hits, u64::from(complete));
-                    if let Some(asked) = noted {
-                        self.table.with_id(dir, |o| self.note_absent(o.dir_mut(), name, (asked, until)));
-                        self.relieve();
-                    }
-                    self.note_use(dir);
-                    out.stop = Some(Stop::Missing(self.validity(until, when.now)));
-                    return out;
-                }
-                Step::Absent { .. } => {
-                    out.again = old;
+                Step::Absent(absence) if old.is_none() => {
+                    self.use_absence(dir, name, &absence);
+                    out.stop = Some(Stop::Missing(self.validity(absence.until, when.now)));
                     return out;
                 }
                 Step::Unconfirmed if old.is_none() => {
@@ -139,7 +170,7 @@ impl MetadataCache {
                     out.stop = Some(stop);
                     return out;
                 }
-                Step::Stop(_) => {
+                Step::Absent(_) | Step::Stop(_) => {
                     out.again = old;
                     return out;
                 }
@@ -163,6 +194,17 @@ impl MetadataCache {
             }
         }
         out
+    }
+
+    /// Counts an absence that memory answers, and stores it if the name counts as requested.
+    fn use_absence(&self, dir: Id, name: &Name, absence: &Absence) {
+        stats::add(&self.counters.negative_hits, 1);
+        stats::add(&self.counters.complete_hits, u64::from(absence.complete));
+        if let Some(asked) = absence.noted {
+            self.table.with_id(dir, |o| self.note_absent(o.dir_mut(), name, (asked, absence.until)));
+            self.relieve();
+        }
+        self.note_use(dir);
     }
 
     fn must_ask(&self, old: &mut Option<Vec<Fh>>, id: Id) {
@@ -214,7 +256,7 @@ impl MetadataCache {
             }
             _ if !(holds || trusted && answer.renewable) => Step::Unknown,
             Some(id) => Step::Child { id, until: answer.until, holds },
-            None if holds => self.absent(names, &answer, when),
+            None if holds => Step::Absent(self.absent(names, &answer, when)),
             // The directory's attributes are valid: one request asks for the name and for them.
             None if when.valid(names.until) => Step::Unknown,
             None => Step::OldAbsent,
@@ -230,14 +272,14 @@ impl MetadataCache {
 
     /// A name that is absent for this call, and the end of its absence for other calls. A name
     /// whose inferred absence was confirmed for this call counts as requested from now on.
-    fn absent(&self, names: &Dir, answer: &Answer, when: &When) -> Step {
+    fn absent(&self, names: &Dir, answer: &Answer, when: &When) -> Absence {
         let until = answer.absent_until(self.limits);
         let confirmed = when.just_asked(answer.asked) && when.fits(until, answer.asked);
         if !answer.complete || until & LEASE != 0 || !confirmed {
-            return Step::Absent { until, complete: answer.complete, noted: None };
+            return Absence { until, complete: answer.complete, noted: None };
         }
         let until = limited(names.until, answer.asked, self.limits.asked_nanos);
-        Step::Absent { until, complete: true, noted: (until > when.now).then_some(answer.asked) }
+        Absence { until, complete: true, noted: (until > when.now).then_some(answer.asked) }
     }
 
     /// Stores the absence of a looked-up name, unless an answer or a local change of the name came
@@ -319,44 +361,45 @@ impl MetadataCache {
         at: PathRef<'_>,
         want: WalkRequest,
     ) -> Result<WalkResult> {
-        let mut steps: Vec<Node> = Vec::new();
-        let mut waits = 0;
-        let mut again = false;
-        let mut listed = false;
-        let mut stale = false;
-        let mut confirm_waits = if self.limits.inferred_nanos == 0 { WAITS_MAX } else { 0 };
-        let began = self.clock.now();
+        let mut walk = Walk {
+            at,
+            began: self.clock.now(),
+            steps: Vec::new(),
+            waits: 0,
+            confirm_waits: if self.limits.inferred_nanos == 0 { WAITS_MAX } else { 0 },
+            revalidated: false,
+            listed: false,
+            stale: false,
+        };
         for _ in 0..ROUNDS {
-            let base = steps.last().map_or(at.base, |n| &n.fh).clone();
-            let path = &at.path[steps.len()..];
-            let when = When { since: Some(began), ..self.when(cx) };
-            let from = PathRef { base: &base, path };
-            let known =
-                if path.is_empty() || stale { Progress::none(0) } else { self.progress(cx, from, &when) };
+            let when = When { since: Some(walk.began), ..self.when(cx) };
+            let known = self.known_rest(cx, &walk, &when);
             stats::add(&self.counters.name_hits, known.steps.len() as u64);
             if let Some(stop) = known.stop {
-                steps.extend(known.steps);
-                return Ok(self.with_along(cx, WalkResult::new(steps, stop), want));
+                walk.steps.extend(known.steps);
+                return Ok(self.with_along(cx, WalkResult::new(walk.steps, stop), want));
             }
             let last = known.last.filter(|_| want.read_bytes > 0);
             let spare = last.is_some_and(|id| self.has_bytes(id));
             let exactly = !spare && last.is_some_and(|id| self.lacks_bytes(id));
             let want = if spare { WalkRequest { read_bytes: 0, ..want } } else { want };
-            if let Some(old) = known.again.filter(|_| !again && !exactly && when.fresh.is_none()) {
+            let again = known.again.filter(|_| !walk.revalidated && !exactly && when.fresh.is_none());
+            if let Some(old) = again {
                 // All names were known: one request revalidates their directories and the objects
                 // used with them.
-                again = true;
+                walk.revalidated = true;
                 let opening = want.read_bytes > 0 || want.access.intersects(Access::READ | Access::EXECUTE);
                 self.ask_again(cx, &old, opening).await;
                 continue;
             }
             let confirming = match known.unconfirmed.and_then(|id| Some((id, self.fh_of(id)?))) {
                 Some((id, fh)) => {
-                    match self.single_flight.register(&(fh, Question::Walk(Vec::new())), confirm_waits) {
+                    let key = (fh, Question::Walk(Vec::new()));
+                    match self.single_flight.register(&key, walk.confirm_waits) {
                         Ok(flight) => Some((id, flight)),
                         Err(waiting) => {
                             // The request on its way may confirm this name, too.
-                            confirm_waits += 1;
+                            walk.confirm_waits += 1;
                             waiting.wait(cx).await?;
                             continue;
                         }
@@ -364,66 +407,92 @@ impl MetadataCache {
                 }
                 None => None,
             };
-            steps.extend(known.steps);
-            let base = steps.last().map_or(at.base, |n| &n.fh).clone();
-            let rest = &at.path[steps.len()..];
-            let key = (base.clone(), Question::Walk(rest.to_vec()));
-            let flight = match self.single_flight.register(&key, waits) {
-                Ok(flight) => flight,
-                Err(waiting) => {
-                    stats::add(&self.counters.shared_walks, 1);
-                    waits += 1;
-                    waiting.wait(cx).await?;
-                    continue;
-                }
-            };
-            stats::add(&self.counters.name_misses, rest.len() as u64);
-            let from = PathRef { base: &base, path: rest };
-            let beside = match &confirming {
-                _ if exactly => Beside::Bytes,
-                Some((id, _)) => Beside::Confirmation(*id),
-                None if listed => Beside::Nothing,
-                None => self.walk_ahead(cx, from, want, &when).map_or(Beside::Nothing, Beside::Listings),
-            };
-            listed |= matches!(beside, Beside::Listings(_));
-            if let (Beside::Listings(dirs), 1) = (&beside, rest.len()) {
-                // The listing answers the name, too.
-                self.because(cx, from, want);
-                drop(self.list_with(cx, &base, dirs.clone(), self.options.listing_bytes).await);
-                continue;
-            }
-            let found = self.ask_missing(cx, from, want, beside).await;
-            drop((flight, confirming));
-            let trail = match found {
-                Err(e) if e.errno == libc::ESTALE && !steps.is_empty() && !stale => {
-                    // A known object is gone: walk once more from the start, without memory.
-                    stale = true;
-                    steps.clear();
-                    continue;
-                }
-                Err(e) if steps.is_empty() => return Err(e),
-                Err(e) => return Ok(WalkResult::new(steps, Stop::Failed(e))),
-                Ok(trail) => trail,
-            };
-            // Attributes that hold for this call only are not worth a batch.
-            let kept = trail.steps.last().filter(|node| node.attrs.valid != Validity::Once);
-            if let Some(id) = kept.and_then(|node| self.table.find(&node.fh)) {
-                self.note_use(id);
-            }
-            let got = trail.steps.len();
-            if at.path.is_empty() {
-                return Ok(trail);
-            }
-            steps.extend(trail.steps);
-            if !(matches!(trail.stop, Stop::Limit) && got > 0) {
-                return Ok(WalkResult {
-                    steps,
-                    stop: trail.stop,
-                    along: Along { base: None, ..trail.along },
-                });
+            walk.steps.extend(known.steps);
+            let round = Round { when, want, exactly, confirming };
+            if let Some(result) = self.request_rest(cx, &mut walk, round).await? {
+                return Ok(result);
             }
         }
-        Ok(WalkResult::new(steps, Stop::Limit))
+        Ok(WalkResult::new(walk.steps, Stop::Limit))
+    }
+
+    /// Follows the rest of a walk in memory.
+    fn known_rest(&self, cx: &RequestContext, walk: &Walk<'_>, when: &When) -> Progress {
+        if walk.rest().is_empty() || walk.stale {
+            return Progress::none(0);
+        }
+        self.progress(cx, PathRef { base: walk.base(), path: walk.rest() }, when)
+    }
+
+    /// Requests the rest of a walk, or waits for the same request of another call. `None`: the walk
+    /// continues in memory.
+    async fn request_rest(
+        &self,
+        cx: &RequestContext,
+        walk: &mut Walk<'_>,
+        round: Round<'_>,
+    ) -> Result<Option<WalkResult>> {
+        let Round { when, want, exactly, confirming } = round;
+        let base = walk.base().clone();
+        let rest = walk.rest();
+        let key = (base.clone(), Question::Walk(rest.to_vec()));
+        let flight = match self.single_flight.register(&key, walk.waits) {
+            Ok(flight) => flight,
+            Err(waiting) => {
+                stats::add(&self.counters.shared_walks, 1);
+                walk.waits += 1;
+                waiting.wait(cx).await?;
+                return Ok(None);
+            }
+        };
+        stats::add(&self.counters.name_misses, rest.len() as u64);
+        let from = PathRef { base: &base, path: rest };
+        let beside = match &confirming {
+            _ if exactly => Beside::Bytes,
+            Some((id, _)) => Beside::Confirmation(*id),
+            None if walk.listed => Beside::Nothing,
+            None => self.walk_ahead(cx, from, want, &when).map_or(Beside::Nothing, Beside::Listings),
+        };
+        walk.listed |= matches!(beside, Beside::Listings(_));
+        if let (Beside::Listings(dirs), 1) = (&beside, rest.len()) {
+            // The listing answers the name, too.
+            self.because(cx, from, want);
+            drop(self.list_with(cx, &base, dirs.clone(), self.options.listing_bytes).await);
+            return Ok(None);
+        }
+        let found = self.ask_missing(cx, from, want, beside).await;
+        drop((flight, confirming));
+        self.extend_walk(walk, found)
+    }
+
+    /// Adds the answer of a request to a walk. `None`: the walk continues.
+    fn extend_walk(&self, walk: &mut Walk<'_>, found: Result<WalkResult>) -> Result<Option<WalkResult>> {
+        let trail = match found {
+            Err(e) if e.errno == libc::ESTALE && !walk.steps.is_empty() && !walk.stale => {
+                // A known object is gone: walk once more from the start, without memory.
+                walk.stale = true;
+                walk.steps.clear();
+                return Ok(None);
+            }
+            Err(e) if walk.steps.is_empty() => return Err(e),
+            Err(e) => return Ok(Some(WalkResult::new(std::mem::take(&mut walk.steps), Stop::Failed(e)))),
+            Ok(trail) => trail,
+        };
+        // Attributes that hold for this call only are not worth a batch.
+        let kept = trail.steps.last().filter(|node| node.attrs.valid != Validity::Once);
+        if let Some(id) = kept.and_then(|node| self.table.find(&node.fh)) {
+            self.note_use(id);
+        }
+        if walk.at.path.is_empty() {
+            return Ok(Some(trail));
+        }
+        let got = trail.steps.len();
+        walk.steps.extend(trail.steps);
+        if matches!(trail.stop, Stop::Limit) && got > 0 {
+            return Ok(None);
+        }
+        let along = Along { base: None, ..trail.along };
+        Ok(Some(WalkResult { steps: std::mem::take(&mut walk.steps), stop: trail.stop, along }))
     }
 
     /// Requests the names of a walk that are not known, and the answers beside them.

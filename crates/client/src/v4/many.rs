@@ -123,17 +123,22 @@ impl Core {
         cx: &RequestContext,
         objects: &[Fh],
         parts: &P,
-        mut at_once: usize,
+        at_once: usize,
         last: Option<&Fh>,
     ) -> (Vec<Result<P::Out>>, Option<Attrs>) {
-        let mut out = Vec::with_capacity(objects.len());
+        let mut got = Answers {
+            out: Vec::with_capacity(objects.len()),
+            at_once,
+            alone: objects.len() == 1,
+            busy: Backoff::DELAY,
+        };
         let (mut halvings, mut last_attrs) = (0, None);
-        let (alone, mut busy) = (objects.len() == 1, Backoff::DELAY);
-        while out.len() < objects.len() {
-            let these = &objects[out.len()..objects.len().min(out.len() + at_once)];
+        while got.out.len() < objects.len() {
+            let done = got.out.len();
+            let these = &objects[done..objects.len().min(done + got.at_once)];
             let mut ops = Vec::with_capacity(these.len() * P::OPS);
             let asking = self.ask_for(these, parts, &mut ops);
-            let last = last.filter(|_| out.len() + these.len() == objects.len());
+            let last = last.filter(|_| done + these.len() == objects.len());
             if let Some(last) = last {
                 Stats.ops(last, &mut ops);
             }
@@ -143,53 +148,80 @@ impl Core {
             let answer = self.compound(cx, c).await;
             let mut answer = match answer {
                 Ok(answer) => answer,
-                Err(f) if is_too_long(f.status()) && at_once > 1 && halvings < HALVINGS => {
+                Err(f) if is_too_long(f.status()) && got.at_once > 1 && halvings < HALVINGS => {
                     self.found_too_long(sent);
-                    at_once = at_once.div_ceil(2);
+                    got.at_once = got.at_once.div_ceil(2);
                     halvings += 1;
                     continue;
                 }
                 // knfsd (Linux 6.1) corrupts a long reply with a failed READDIR. The objects are
                 // then sent one by one.
-                Err(Fail::Garbled) if at_once > 1 => {
-                    at_once = 1;
+                Err(Fail::Garbled) if got.at_once > 1 => {
+                    got.at_once = 1;
                     continue;
                 }
                 Err(f) => {
                     let e = Error::from(f);
-                    out.resize_with(objects.len(), || Err(e.clone()));
+                    got.out.resize_with(objects.len(), || Err(e.clone()));
                     break;
                 }
             };
-            let (done, too_long) = (out.len(), is_too_long(Some(answer.results.status())));
-            for fh in these {
-                match parts.take(self, fh, &mut answer).await {
-                    Ok(one) => out.push(Ok(one)),
-                    Err(_) if answer.unasked => break,
-                    // Sent again after the objects that have an answer.
-                    Err(f) if is_too_long(f.status()) && (out.len() > done || at_once > 1) => break,
-                    Err(f) if alone && matches!(f.status(), Some(Nfsstat4::DELAY | Nfsstat4::GRACE)) => {
-                        let waited = interruptible(Some(&cx.cancel), tokio::time::sleep(busy.step())).await;
-                        out.extend(waited.err().map(|f| Err(f.into())));
-                        break;
-                    }
-                    Err(f) => {
-                        out.push(Err(f.into()));
-                        break;
-                    }
-                }
-            }
-            if let Some(last) = last.filter(|_| out.len() == objects.len()) {
+            let too_long = is_too_long(Some(answer.results.status()));
+            self.take_answers(cx, these, parts, &mut answer, &mut got).await;
+            if let Some(last) = last.filter(|_| got.out.len() == objects.len()) {
                 last_attrs = Stats.take(self, last, &mut answer).await.ok();
             }
             drop(asking);
-            if too_long && out.len() == done {
+            if too_long && got.out.len() == done {
                 self.found_too_long(sent);
-                at_once = at_once.div_ceil(2);
+                got.at_once = got.at_once.div_ceil(2);
             }
         }
-        (out, last_attrs)
+        (got.out, last_attrs)
     }
+
+    /// Reads the answers of a compound for `these` objects, up to the first error. Waits when the
+    /// only object is busy.
+    async fn take_answers<P: Parts>(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        these: &[Fh],
+        parts: &P,
+        answer: &mut Answer,
+        got: &mut Answers<P::Out>,
+    ) {
+        let done = got.out.len();
+        for fh in these {
+            match parts.take(self, fh, answer).await {
+                Ok(one) => got.out.push(Ok(one)),
+                Err(_) if answer.unasked => break,
+                // Sent again after the objects that have an answer.
+                Err(f) if is_too_long(f.status()) && (got.out.len() > done || got.at_once > 1) => break,
+                Err(f) if got.alone && matches!(f.status(), Some(Nfsstat4::DELAY | Nfsstat4::GRACE)) => {
+                    let pause = tokio::time::sleep(got.busy.step());
+                    let waited = interruptible(Some(&cx.cancel), pause).await;
+                    got.out.extend(waited.err().map(|f| Err(f.into())));
+                    break;
+                }
+                Err(f) => {
+                    got.out.push(Err(f.into()));
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The answers so far to a request about many objects.
+struct Answers<Out> {
+    /// In the order of the objects.
+    out: Vec<Result<Out>>,
+    /// Most objects in one compound.
+    at_once: usize,
+    /// Whether the request is about a single object.
+    alone: bool,
+    /// The pauses before a busy object is requested again.
+    busy: Backoff,
 }
 
 impl Core {

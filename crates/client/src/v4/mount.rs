@@ -19,7 +19,7 @@ use hither_proto::nfs4::{
 };
 use hither_proto::rpc::{AuthFlavor, AuthSys};
 use hither_rpc::{CallError, Flavor};
-use hither_vfs::Error;
+use hither_vfs::{Error, Fh};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -220,6 +220,7 @@ impl Core {
         Ok(())
     }
 
+    /// Looks up the root of the export, and stores its facts.
     async fn find_root(self: &Arc<Self>, session: &Arc<Session>) -> Result<(), MountError> {
         const ASK: Bitmap4 = NODE_ATTRS
             .with(attr::LEASE_TIME)
@@ -270,14 +271,24 @@ impl Core {
         if attrs.case_insensitive().copied().unwrap_or(false) {
             self.valid.ignore_case();
         }
+        let facts = self.facts_of(own_fh(&fh), &attrs, &session.limits);
+        if self.may_hold_directories() {
+            self.directories_offered(&facts.root, &mut answer);
+        }
+        tracing::debug!(?facts, "mounted");
+        let _ = self.facts.set(facts);
+        Ok(())
+    }
+
+    /// The facts that the attributes of the root and the session's limits give.
+    fn facts_of(&self, root: Fh, attrs: &Attrs, limits: &Limits) -> Facts {
         let room = |bytes: u32| bytes.saturating_sub(OVERHEAD_BYTES).max(4096);
         let size = |asked: Option<u32>, server: Option<&u64>, room: u32| {
             let server = server.map_or(IO_MAX_BYTES, |&s| s.clamp(1, u64::from(IO_MAX_BYTES)) as u32);
             asked.unwrap_or(IO_MAX_BYTES).min(server).min(room).max(1)
         };
-        let limits = session.limits;
-        let facts = Facts {
-            root: own_fh(&fh),
+        Facts {
+            root,
             rsize: size(self.opts.rsize_bytes, attrs.maxread(), room(limits.max_response_bytes)),
             wsize: size(self.opts.wsize_bytes, attrs.maxwrite(), room(limits.max_request_bytes)),
             exclusive_attrs: attrs.suppattr_exclcreat().copied().unwrap_or_default(),
@@ -286,14 +297,8 @@ impl Core {
             umask: attrs.supported_attrs().is_some_and(|all| all.has(attr::MODE_UMASK)),
             delegated_times: self.minor >= 2
                 && self.own_server.load(Ordering::Relaxed)
-                && offers_delegated_times(&attrs),
-        };
-        if self.may_hold_directories() {
-            self.directories_offered(&facts.root, &mut answer);
+                && offers_delegated_times(attrs),
         }
-        tracing::debug!(?facts, "mounted");
-        let _ = self.facts.set(facts);
-        Ok(())
     }
 
     /// The error for a name on the path that requires another security flavor. SECINFO returns the

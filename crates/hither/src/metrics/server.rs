@@ -220,9 +220,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// A report with a value in every part.
-    pub(crate) fn report() -> ServerReport {
-        let connection = ConnectionPart {
+    fn connection() -> ConnectionPart {
+        ConnectionPart {
             transport: "mtls build-farm".into(),
             address: "192.0.2.1:700".into(),
             local: "192.0.2.9:2049".into(),
@@ -235,8 +234,11 @@ pub(crate) mod tests {
             sent_bytes: 5000,
             queued_bytes: 0,
             memory_bytes: 0,
-        };
-        let client = ClientPart {
+        }
+    }
+
+    fn client() -> ClientPart {
+        ClientPart {
             transport: "mtls build-farm".into(),
             id: "0000000100000001".into(),
             name: "Linux NFSv4.2 host".into(),
@@ -250,7 +252,11 @@ pub(crate) mod tests {
             calls: 40,
             received_bytes: 9000,
             sent_bytes: 8000,
-        };
+        }
+    }
+
+    /// A report with a value in every part.
+    pub(crate) fn report() -> ServerReport {
         ServerReport {
             version: VERSION,
             program_version: "0".into(),
@@ -267,9 +273,9 @@ pub(crate) mod tests {
                 calls: 12,
                 received_bytes: 4000,
                 sent_bytes: 5000,
-                list: vec![connection],
+                list: vec![connection()],
             },
-            clients: vec![client],
+            clients: vec![client()],
             limits: LimitsPart {
                 memory_bytes: 1 << 20,
                 memory_max_bytes: 1 << 29,

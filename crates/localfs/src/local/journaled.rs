@@ -39,35 +39,36 @@ pub(super) mod inspect;
 pub(super) mod names;
 mod readback;
 mod replay;
+mod start;
 mod state_files;
 pub(super) mod stock;
 
 use super::io::FileAt;
 use super::object::Object;
 use super::pool::{Answer, Worker, measured};
-use super::{Inner, LocalOptions, handle, sys};
-use crate::journal::{Found, Log, LogStats, OpenError, Owner, RealDevice, SIZE_MIN_BYTES, Then};
+use super::{Inner, sys};
+#[cfg(test)]
+use crate::journal::Owner;
+use crate::journal::{Log, LogStats, Then};
 use answered::Calls;
 pub(super) use answered::named;
 use bytes::Bytes;
 use checkpoint::CheckpointFiles;
-use handle::Sealer;
-use hither_vfs::{Answered, Data, Env, Error, Fh, OpenAccess, Result, Wrote};
-use names::{Change, Look, Names, Redo};
+use hither_vfs::{Answered, Data, Error, Fh, OpenAccess, Result, Wrote};
+use names::{Change, Names};
 use parking_lot::Mutex;
 use readback::Readback;
-use replay::Replay;
 use rustix::fd::{AsFd, BorrowedFd};
 use smallvec::SmallVec;
-use state_files::{IN_USE_FILE, MARK_FILE, OF_ANOTHER, OURS_FILE, is_ours, keep, marked, remove};
-use std::collections::HashMap;
+use state_files::{IN_USE_FILE, MARK_FILE, keep, remove};
 use std::io::{self, ErrorKind};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use stock::Stock;
 
+#[cfg(test)]
+pub(super) use start::live_writes;
 pub use state_files::give_up_journal;
 pub(super) use state_files::nothing_left;
 
@@ -179,124 +180,6 @@ pub(super) struct JournalTarget<'a> {
 }
 
 impl Journaled {
-    /// Opens the journal and applies its records to the directory.
-    pub fn open(
-        options: &LocalOptions,
-        journal: &JournalOptions,
-        place: &JournalTarget<'_>,
-        sealer: &Sealer,
-        env: &Env,
-    ) -> Result<Self> {
-        let JournalTarget { top, fs_id, ordered } = *place;
-        let fail = |e: io::Error| {
-            let errno = e.raw_os_error().unwrap_or(libc::EIO);
-            Error::because(errno, format!("journal {}: {e}", journal.path.display()))
-        };
-        if !journal.discard {
-            nothing_left(options.state_dir.as_deref(), Some(&journal.path))?;
-        }
-        let owner = Owner { host: host_id(), fs: fs_part(fs_id, options.export_id) };
-        let size = journal.size_bytes.max(SIZE_MIN_BYTES);
-        let device = Arc::new(RealDevice::open(&journal.path, Some(size)).map_err(fail)?);
-        let fresh = || Found::format(device.clone(), owner, (env.random)());
-        let found = match Found::open(device.clone(), Some(owner)) {
-            _ if journal.discard => fresh().map_err(fail)?,
-            Ok(found) => found,
-            Err(OpenError::None) if device.is_blank().map_err(fail)? => {
-                replay::refuse_blank(options.state_dir.as_deref()).map_err(fail)?;
-                fresh().map_err(fail)?
-            }
-            Err(OpenError::Io(e)) => return Err(fail(e)),
-            Err(e @ OpenError::Version) => {
-                let why = format!("it is {e}; start that version, or name another journal");
-                return Err(fail(io::Error::new(ErrorKind::InvalidData, why)));
-            }
-            Err(e @ (OpenError::None | OpenError::Foreign)) => {
-                let why = format!(
-                    "it is {e}; discard it (--journal-discard) if its records are of no use, else name another journal"
-                );
-                return Err(fail(io::Error::new(ErrorKind::InvalidData, why)));
-            }
-        };
-        let state_dir = options.state_dir.clone();
-        let void = marked(state_dir.as_deref(), MARK_FILE).map_err(fail)? == Some(found.epoch());
-        if !void {
-            replay::refuse_damage(&found).map_err(fail)?;
-        }
-        let ours = journal.discard || void || is_ours(state_dir.as_deref(), journal, &found).map_err(fail)?;
-        if !ours && !found.is_empty().map_err(fail)? {
-            return Err(fail(io::Error::new(ErrorKind::InvalidData, OF_ANOTHER)));
-        }
-        // An empty journal of another state directory is formatted again. Otherwise the calls that
-        // it remembers would count as calls of this server.
-        let found = if void || !ours { fresh().map_err(fail)? } else { found };
-        let epoch = found.epoch();
-        let parent = journal.path.parent().map(Path::to_path_buf);
-        let places: Vec<PathBuf> = state_dir.iter().cloned().chain(parent).collect();
-        let (names, _redone) = {
-            let kept_in = state_dir.as_deref();
-            apply_all(&found, sealer, top, (&places, ordered), kept_in).map_err(fail)?
-        };
-        let names = names.map(Arc::new);
-        if ordered.is_some() && names.is_none() {
-            tracing::info!(
-                "neither the state directory nor the journal is on the served file system: only bytes go through the journal"
-            );
-        }
-        let checkpoint = Arc::new(CheckpointFiles::new(top, names.is_none())?);
-        let calls = Arc::new(Calls::of(&found, state_dir.as_deref(), &Look { sealer, top }).map_err(fail)?);
-        let inner: Arc<OnceLock<Weak<Inner>>> = Arc::default();
-        let settle = {
-            let (checkpoint, names) = (checkpoint.clone(), names.clone());
-            let (calls, inner) = (calls.clone(), inner.clone());
-            move |goal| {
-                if checkpoint.sound().is_err() {
-                    write_again(&inner)?;
-                }
-                let done = checkpoint.settle(goal, names.is_some());
-                let done =
-                    done.and_then(|settled| names.as_ref().map_or(Ok(()), |n| n.settle()).map(|()| settled));
-                // An error reported by this sync is not reported again to the sync that follows a
-                // journal failure.
-                let settled = done.inspect_err(|_| checkpoint.note_failure())?;
-                checkpoint.sound()?;
-                calls.keep(settled).map(|()| settled)
-            }
-        };
-        let log = Arc::new(found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?);
-        checkpoint.begin(&log);
-        // After the start of the log no record refers to an object in the stock directory.
-        let stock = match (&names, ordered) {
-            (Some(names), Some(dev)) => Stock::open(&places, dev, (top, sealer), names, &checkpoint),
-            _ => None,
-        };
-        if let Some(dir) = &state_dir {
-            let path = std::fs::canonicalize(&journal.path).map_err(fail)?;
-            keep(dir, OURS_FILE, &epoch.to_le_bytes()).map_err(fail)?;
-            keep(dir, IN_USE_FILE, path.as_os_str().as_bytes()).map_err(fail)?;
-        }
-        let settled = log.settled();
-        Ok(Self {
-            record_max: log.record_max() as u64,
-            checkpoint,
-            calls,
-            names,
-            stock,
-            #[cfg(test)]
-            redone: _redone,
-            log,
-            settled,
-            epoch,
-            #[cfg(test)]
-            owner,
-            state_dir,
-            mode: Mutex::new(Mode::Journal),
-            is_void: AtomicBool::new(false),
-            readback: Readback::default(),
-            inner,
-        })
-    }
-
     /// Sets the directory. From now on records can be written again.
     pub fn serve(&self, inner: &Arc<Inner>) {
         let _ = self.inner.set(Arc::downgrade(inner));
@@ -615,110 +498,6 @@ fn parse(raw: &[u8]) -> io::Result<(Option<Bytes>, Record)> {
     parsed.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a record cannot be parsed"))
 }
 
-/// A summary of a journal, made before its records are applied.
-#[derive(Default)]
-struct Overview {
-    /// By file, the last void record.
-    void: HashMap<Fh, u64>,
-    /// The number of the last change; 0: there is none.
-    last_change: u64,
-}
-
-impl Overview {
-    fn of(found: &Found) -> io::Result<Self> {
-        let mut all = Self::default();
-        found.read(|_, raw| {
-            match parse(raw)?.1 {
-                Record::Settled { fh, upto } => {
-                    let most = all.void.entry(fh).or_default();
-                    *most = upto.max(*most);
-                }
-                Record::Changed { number, .. } => all.last_change = number.max(all.last_change),
-                Record::Write { .. } | Record::Done { .. } => {}
-            }
-            Ok(())
-        })?;
-        Ok(all)
-    }
-}
-
-/// Handle, offset and length of all writes that a start would apply.
-#[cfg(test)]
-pub(super) fn live_writes(found: &Found) -> io::Result<Vec<(Fh, u64, usize)>> {
-    let (void, mut out) = (Overview::of(found)?.void, Vec::new());
-    found.read(|seq, raw| {
-        if let Record::Write { fh, at, data, .. } = parse(raw)?.1
-            && void.get(&fh).is_none_or(|&upto| seq > upto)
-        {
-            out.push((fh, at, data.len()));
-        }
-        Ok(())
-    })?;
-    Ok(out)
-}
-
-/// Applies all records that are not void. Returns the state for later changes of names, where those
-/// have records. Also returns the counts of changes that were made again and that could not be
-/// made.
-fn apply_all(
-    found: &Found,
-    sealer: &Sealer,
-    top: BorrowedFd<'_>,
-    (places, ordered): (&[PathBuf], Option<u64>),
-    kept_in: Option<&Path>,
-) -> io::Result<(Option<Names>, (u64, u64, u64))> {
-    let Overview { void, last_change } = Overview::of(found)?;
-    let mark = match ordered {
-        Some(dev) => Names::find(places, dev, found.epoch())?,
-        None => None,
-    };
-    let (mark, kept) = match (names::checked(mark, last_change)?, ordered) {
-        (Some((mark, kept)), _) => (Some(mark), kept),
-        (None, Some(dev)) => (Names::make(places, dev, found.epoch())?, 0),
-        (None, None) => (None, 0),
-    };
-    let names = mark.map(|mark| Names::new(mark, kept.max(last_change) + 1));
-    let mut redo =
-        names.as_ref().map(|names| Redo { look: Look { sealer, top }, names, kept, count: (0, 0, 0) });
-    let mut files = Replay::new(sealer, top, kept_in);
-    let (mut applied, mut gone) = (0_u64, 0_u64);
-    found.read(|seq, raw| {
-        match parse(raw)?.1 {
-            Record::Write { fh, .. } if void.get(&fh).is_some_and(|&upto| seq <= upto) => {}
-            Record::Write { fh, at, mtime, data } => {
-                if files.write(&fh, at, mtime, data)? {
-                    applied += 1;
-                } else {
-                    gone += 1;
-                }
-            }
-            Record::Changed { number, change } => {
-                files.note(&change);
-                if let Some(redo) = &mut redo {
-                    redo.again(number, &change)?;
-                }
-            }
-            Record::Settled { .. } | Record::Done { .. } => {}
-        }
-        Ok(())
-    })?;
-    let count = redo.map_or((0, 0, 0), |redo| redo.count);
-    files.finish(count.0 > 0)?;
-    let (redone, missed, _) = count;
-    if applied + gone + redone + missed > 0 {
-        tracing::info!(
-            "journal: {applied} writes applied again, {gone} to files that were removed since; {redone} changes of names and \
-             attributes made again, {missed} that cannot be made again"
-        );
-    }
-    if names.is_some() {
-        // Changes of the previous run without records must not be lost while later changes build on
-        // them.
-        rustix::fs::syncfs(top)?;
-    }
-    Ok((names, count))
-}
-
 fn plain(e: Error) -> io::Error {
     io::Error::from_raw_os_error(e.errno)
 }
@@ -727,9 +506,4 @@ fn plain(e: Error) -> io::Error {
 fn host_id() -> [u8; 16] {
     let text = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     u128::from_str_radix(text.trim(), 16).unwrap_or(0).to_be_bytes()
-}
-
-/// File system and export in one number.
-fn fs_part(fs_id: &[u8; 16], export_id: u64) -> [u8; 16] {
-    (u128::from_be_bytes(*fs_id) ^ u128::from(export_id)).to_be_bytes()
 }

@@ -10,7 +10,7 @@ use super::known::{Listed, READ, SEARCH};
 use super::object::{Object, os};
 use super::pool::Worker;
 use hither_vfs::{Attrs, DirEntry, DirPage, Error, Fh, Name, Result};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, RawDir, SeekFrom};
 use std::sync::Arc;
 
@@ -96,42 +96,9 @@ impl Inner {
         }
         let nodes = nodes && worker.caller(|| dir.access(1)).is_ok();
         let each = if nodes { NODE_ENTRY_BYTES } else { ENTRY_BYTES };
-        let (mut entries, mut bytes) = (Vec::new(), 0);
-        let mut buf = Vec::with_capacity((max_bytes as usize).clamp(BUF_MIN_BYTES, BUF_MAX_BYTES));
-        let mut raw = RawDir::new(&fd, buf.spare_capacity_mut());
-        let eof = loop {
-            let entry = match raw.next() {
-                None => break true,
-                Some(Err(rustix::io::Errno::NOENT)) => return Err(Error::new(libc::ESTALE)),
-                Some(entry) => entry.map_err(os)?,
-            };
-            let name = entry.file_name().to_bytes();
-            if name == b"." || name == b".." {
-                continue;
-            }
-            bytes += each + name.len();
-            if bytes > max_bytes as usize && !entries.is_empty() {
-                break false;
-            }
-            // Leaves out a name that no client could use.
-            let Ok(name) = Name::new(name.to_vec()) else { continue };
-            entries.push(DirEntry {
-                name,
-                cookie: cookie_of(entry.next_entry_cookie()),
-                fileid: entry.ino(),
-                kind: file_kind(entry.file_type()),
-                node: None,
-            });
-        };
+        let Entries { mut entries, eof } = read_entries(&fd, each, max_bytes)?;
         if nodes {
-            for entry in &mut entries {
-                // The entry may have been removed meanwhile.
-                entry.node = self.glance(worker, dir, &entry.name).ok();
-                if let Some(node) = &entry.node {
-                    entry.fileid = node.attrs.attr.fileid;
-                    entry.kind = Some(node.attrs.attr.kind);
-                }
-            }
+            self.add_nodes(worker, dir, &mut entries);
         }
         if let Some(known) = known.filter(|_| nodes) {
             known.grant(worker.cred(), SEARCH | READ);
@@ -140,6 +107,18 @@ impl Inner {
             }
         }
         Ok(DirPage { entries, verifier: [0; 8], eof, access: None })
+    }
+
+    /// Adds the node of each entry, as far as it exists.
+    fn add_nodes(&self, worker: &mut Worker, dir: &Object, entries: &mut [DirEntry]) {
+        for entry in entries {
+            // The entry may have been removed meanwhile.
+            entry.node = self.glance(worker, dir, &entry.name).ok();
+            if let Some(node) = &entry.node {
+                entry.fileid = node.attrs.attr.fileid;
+                entry.kind = Some(node.attrs.attr.kind);
+            }
+        }
     }
 
     /// A cached listing, with the present attributes of its objects.
@@ -155,4 +134,44 @@ impl Inner {
         });
         DirPage { entries: entries.collect(), verifier: [0; 8], eof: true, access: None }
     }
+}
+
+/// Entries of a directory without nodes.
+struct Entries {
+    entries: Vec<DirEntry>,
+    /// Whether the last entry of the directory was read.
+    eof: bool,
+}
+
+/// Reads one page of entries from the position of `dir`. `each_bytes`: the assumed size of an entry
+/// without its name.
+fn read_entries(dir: &OwnedFd, each_bytes: usize, max_bytes: u32) -> Result<Entries> {
+    let (mut entries, mut bytes) = (Vec::new(), 0);
+    let mut buf = Vec::with_capacity((max_bytes as usize).clamp(BUF_MIN_BYTES, BUF_MAX_BYTES));
+    let mut raw = RawDir::new(dir, buf.spare_capacity_mut());
+    let eof = loop {
+        let entry = match raw.next() {
+            None => break true,
+            Some(Err(rustix::io::Errno::NOENT)) => return Err(Error::new(libc::ESTALE)),
+            Some(entry) => entry.map_err(os)?,
+        };
+        let name = entry.file_name().to_bytes();
+        if name == b"." || name == b".." {
+            continue;
+        }
+        bytes += each_bytes + name.len();
+        if bytes > max_bytes as usize && !entries.is_empty() {
+            break false;
+        }
+        // Leaves out a name that no client could use.
+        let Ok(name) = Name::new(name.to_vec()) else { continue };
+        entries.push(DirEntry {
+            name,
+            cookie: cookie_of(entry.next_entry_cookie()),
+            fileid: entry.ino(),
+            kind: file_kind(entry.file_type()),
+            node: None,
+        });
+    };
+    Ok(Entries { entries, eof })
 }

@@ -554,26 +554,9 @@ impl Inbound {
             room: room.clone(),
         };
         let shared = self.shared.clone();
-        let mut failure =
-            OnFailure { shared, xid: header.xid, gss, permit: Some(permit), room: room.clone() };
-        let mut answer = self.global.service.clone().call(incoming);
-        // Many calls find their data in memory and finish before a task could start.
-        if let Some(outcome) = now(&mut answer).await {
-            failure.answer(outcome);
-            return Ok(Next::Record);
-        }
-        tokio::spawn(async move {
-            // The turn ends with the answer and not with the written reply: a client that does not
-            // read its replies delays only itself. The turn also ends after `HOST_TURN`: a call
-            // that waits for a disk or a lock does not block the address's other connections.
-            let soon = timeout(HOST_TURN, &mut answer).await;
-            room.end_turn();
-            let outcome = match soon {
-                Ok(outcome) => outcome,
-                Err(_) => answer.await,
-            };
-            failure.answer(outcome);
-        });
+        let failure = OnFailure { shared, xid: header.xid, gss, permit: Some(permit), room: room.clone() };
+        let answer = self.global.service.clone().call(incoming);
+        run_call(room, failure, answer).await;
         Ok(Next::Record)
     }
 
@@ -637,6 +620,26 @@ enum Next {
     Record,
     /// A TLS handshake, after the reply with this xid.
     Tls(u32),
+}
+
+/// Runs a call and answers it. A call that waits continues in a task.
+async fn run_call(room: Room, mut failure: OnFailure, mut call: BoxFuture<'static, Outcome>) {
+    // Many calls find their data in memory and finish before a task could start.
+    if let Some(outcome) = now(&mut call).await {
+        return failure.answer(outcome);
+    }
+    tokio::spawn(async move {
+        // The turn ends with the answer and not with the written reply: a client that does not read
+        // its replies delays only itself. The turn also ends after `HOST_TURN`: a call that waits
+        // for a disk or a lock does not block the address's other connections.
+        let soon = timeout(HOST_TURN, &mut call).await;
+        room.end_turn();
+        let outcome = match soon {
+            Ok(outcome) => outcome,
+            Err(_) => call.await,
+        };
+        failure.answer(outcome);
+    });
 }
 
 /// The result of a call that does not wait. A call that panics is answered too.

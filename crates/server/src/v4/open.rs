@@ -21,10 +21,11 @@ use hither_proto::nfs4::{
     WhyNoDelegation, WriteDelegation, attr, open,
 };
 use hither_vfs::{
-    Create, Cred, Fh, Name, Node, OpenHow, Opened, PathRef, RequestContext, SetAttr, SetTime, Stop,
+    Create, Cred, Fh, Name, Node, OpenHow, OpenId, Opened, PathRef, RequestContext, SetAttr, SetTime, Stop,
     WalkRequest,
 };
 use parking_lot::Mutex;
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -42,13 +43,52 @@ pub(super) const VERIFIER_ATTRS: Bitmap4 =
 /// Most attempts of an exclusive creation while another client makes and removes the name.
 const TRIES: usize = 8;
 
+/// An OPEN whose arguments are valid.
+struct Opening<'a> {
+    args: Cow<'a, OpenArgs>,
+    /// The directory of a claim by name; otherwise the file.
+    at: Object,
+    /// The access bits.
+    share: u32,
+    /// Whether the client reclaims the open while NQNFS leases from before the restart may be out.
+    early: bool,
+    /// Whether other clients must not cache the file.
+    writes: bool,
+}
+
+/// The creation that an OPEN requests.
+struct Creation<'a> {
+    create: Create,
+    /// The requested size, which `create` leaves out, in bytes.
+    size: Option<u64>,
+    /// Attributes that the creation sets.
+    set: Bitmap4,
+    /// The verifier of an exclusive creation.
+    verf: Option<&'a [u8; 8]>,
+}
+
 /// The result of an open of the `Vfs`.
 struct Got {
-    opened: Opened,
+    /// Closes the file when the OPEN fails.
+    below: Arc<VfsOpen>,
+    node: Node,
+    created: bool,
     /// Attributes that the creation set.
     set: Bitmap4,
     /// The size to which an existing file must be truncated, in bytes.
     cut: Option<u64>,
+    /// The change of the directory.
+    dir: WireChange,
+}
+
+impl Got {
+    /// A file of `export` that was opened with `share`.
+    fn of(export: &Arc<Export>, share: u32, opened: Opened) -> Self {
+        let Opened { node, open: id, created, .. } = opened;
+        let below = VfsOpen { export: export.clone(), fh: node.fh.clone(), id, access: access(share) };
+        let (set, cut, dir) = (Bitmap4::EMPTY, None, WireChange::default());
+        Self { below: Arc::new(below), node, created, set, cut, dir }
+    }
 }
 
 /// Prevents other clients from caching a file while it is opened for writing.
@@ -103,82 +143,20 @@ impl Exec<'_> {
     }
 
     async fn open_now(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
-        let share = a.share_access & open::SHARE_ACCESS_BOTH;
-        if share == 0
-            || a.share_access & !(open::SHARE_ACCESS_BOTH | WANTS) != 0
-            || a.share_deny > open::SHARE_DENY_BOTH
-        {
-            return Err(Nfsstat4::INVAL);
-        }
-        self.check_grace(matches!(a.claim, OpenClaim::Previous(_)))?;
-        self.check_room()?;
-        if self.nfs.may_be_dirty() && !matches!(a.claim, OpenClaim::Previous(_)) {
-            return Err(Nfsstat4::GRACE);
-        }
-        let at = self.object(Nfsstat4::ISDIR)?;
-        let existing;
-        let a = if at.rights.read_only && a.how.is_some() {
-            self.exists_read_only(&at, a).await?;
-            existing = OpenArgs { how: None, ..a.clone() };
-            &existing
-        } else {
-            a
-        };
-        let changes = share & open::SHARE_ACCESS_WRITE != 0 || a.how.is_some();
-        let at = if changes { at.writable()? } else { at };
-        // A reclaimed open changes no bytes. While NQNFS leases from before the restart may be out,
-        // no lease is granted, and the client's writes wait for them. The reclaim itself must not
-        // wait, or the grace period would end first.
-        let early = matches!(a.claim, OpenClaim::Previous(_)) && self.nfs.leases.is_recovering();
-        let writes = !early && (share & open::SHARE_ACCESS_WRITE != 0 || cuts(a));
-        let mut changing = match &a.claim {
-            _ if !writes => CachingGuard::default(),
-            OpenClaim::Null(n) => {
-                CachingGuard { naming: Some(self.for_change_of(&at, &name(n)?, false).await?), itself: None }
-            }
-            // The client reclaims an open for writing. It held that open before the restart, so no
-            // other client had the file delegated.
-            OpenClaim::Previous(_) => {
-                CachingGuard { naming: None, itself: Some(self.for_change(&at, true).await?) }
-            }
-            _ => CachingGuard { naming: None, itself: Some(self.for_change(&at, false).await?) },
-        };
+        self.check_open(a)?;
+        let opening = self.opening(a).await?;
+        let Opening { args: a, at, share, .. } = &opening;
+        let mut changing = self.guard_caching(&opening).await?;
         let entries = match (&a.claim, &a.how) {
             (OpenClaim::Null(n), Some(how)) => {
-                self.for_new_name(&at, &name(n)?, !matches!(how, CreateHow::Unchecked(_))).await?
+                self.for_new_name(at, &name(n)?, !matches!(how, CreateHow::Unchecked(_))).await?
             }
             _ => None,
         };
-        let may_create = entries.is_some();
-        let (got, cinfo) = match &a.claim {
-            OpenClaim::Null(wanted) => self.open_name(&at, &name(wanted)?, a, share, may_create).await?,
-            OpenClaim::Fh | OpenClaim::Previous(_) if a.how.is_some() => return Err(Nfsstat4::INVAL),
-            OpenClaim::Fh => (self.open_handle(&at, share, false).await?, WireChange::default()),
-            OpenClaim::Previous(_) => (self.open_handle(&at, share, true).await?, WireChange::default()),
-            OpenClaim::DelegateCur(_) | OpenClaim::DelegCurFh(_) if a.how.is_some() => {
-                return Err(Nfsstat4::INVAL);
-            }
-            OpenClaim::DelegateCur(c) => {
-                let got = self.open_name(&at, &name(&c.file)?, a, share, false).await?;
-                self.delegated(&c.delegate_stateid, &(at.export.number, got.0.opened.node.fh.clone()))?;
-                got
-            }
-            OpenClaim::DelegCurFh(id) => {
-                self.delegated(id, &at.key())?;
-                (self.open_handle(&at, share, true).await?, WireChange::default())
-            }
-            OpenClaim::DelegatePrev(_) | OpenClaim::DelegPrevFh => return Err(Nfsstat4::NOTSUPP),
-        };
-        let Got { opened, set, cut } = got;
-        let below = Arc::new(VfsOpen {
-            export: at.export.clone(),
-            fh: opened.node.fh.clone(),
-            id: opened.open,
-            access: access(share),
-        });
-        let created = opened.created;
-        let file = at.with(opened.node);
-        if writes && !changing.covers(&file.fh) {
+        let got = self.open_claimed(&opening, entries.is_some()).await?;
+        let Got { below, node, created, set, cut, dir: cinfo } = got;
+        let mut file = at.with(node);
+        if opening.writes && !changing.covers(&file.fh) {
             match self.for_change(&file, false).await {
                 Ok(itself) => changing.itself = Some(itself),
                 // The file is new. Another client has opened it in the meantime. That client's
@@ -188,39 +166,123 @@ impl Exec<'_> {
             }
         }
         let owner = Bytes::copy_from_slice(&a.owner.owner);
-        let (opened, stateid) = self.register(&file, owner, share, a.share_deny, below.clone()).await?;
+        let (open, stateid) = self.register(&file, owner, *share, a.share_deny, below.clone()).await?;
         self.changed();
         scarcity::is_over();
-        let mut file = file;
-        if !writes && !early {
-            // From now on no client gets a write delegation of the file. A client may have got one
-            // just before.
-            match self.nfs.leases.read(self.client.as_ref(), &file.fh, PATIENCE_V4).await {
-                Ok(false) => {}
-                Ok(true) => file.known = None,
-                Err(status) => {
-                    self.undo(&opened).await;
-                    return Err(status);
-                }
-            }
-        }
-        if let Some(size) = cut {
-            let size = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
-            match at.export.vfs.setattr(&at.cx, file.file(Some(below.id)), &size).await {
-                Ok(attrs) => file.known = Some(attrs),
-                Err(e) => {
-                    self.undo(&opened).await;
-                    return Err(stat4(&e));
-                }
-            }
+        if let Err(status) = self.complete_open(&opening, &mut file, below.id, cut).await {
+            self.undo(&open).await;
+            return Err(status);
         }
         drop((changing, entries));
-        let delegation = self.delegate(a, share, &mut file).await;
+        let delegation = self.delegate(a, *share, &mut file).await;
         self.go(Here::Object(file));
         self.stateid = Some(stateid);
         let told = self.session.as_ref().is_some_and(|s| s.back_is_up());
         let rflags = open::RESULT_LOCKTYPE_POSIX | if told { open::RESULT_MAY_NOTIFY_LOCK } else { 0 };
         Ok(OpenOk { stateid, cinfo, rflags, attrset: set, delegation })
+    }
+
+    /// Fails unless the access and deny bits are valid and the server may open files now.
+    fn check_open(&self, a: &OpenArgs) -> Result<(), Nfsstat4> {
+        if a.share_access & open::SHARE_ACCESS_BOTH == 0
+            || a.share_access & !(open::SHARE_ACCESS_BOTH | WANTS) != 0
+            || a.share_deny > open::SHARE_DENY_BOTH
+        {
+            return Err(Nfsstat4::INVAL);
+        }
+        let reclaims = matches!(a.claim, OpenClaim::Previous(_));
+        self.check_grace(reclaims)?;
+        self.check_room()?;
+        if self.nfs.may_be_dirty() && !reclaims {
+            return Err(Nfsstat4::GRACE);
+        }
+        Ok(())
+    }
+
+    /// An OPEN of the current object. In a read-only export an OPEN creates nothing.
+    async fn opening<'a>(&self, a: &'a OpenArgs) -> Result<Opening<'a>, Nfsstat4> {
+        let at = self.object(Nfsstat4::ISDIR)?;
+        let mut args = Cow::Borrowed(a);
+        if at.rights.read_only && a.how.is_some() {
+            self.exists_read_only(&at, a).await?;
+            args.to_mut().how = None;
+        }
+        let share = args.share_access & open::SHARE_ACCESS_BOTH;
+        let is_for_writing = share & open::SHARE_ACCESS_WRITE != 0;
+        let at = if is_for_writing || args.how.is_some() { at.writable()? } else { at };
+        // A reclaimed open changes no bytes. While NQNFS leases from before the restart may be out,
+        // no lease is granted, and the client's writes wait for them. The reclaim itself must not
+        // wait, or the grace period would end first.
+        let early = matches!(args.claim, OpenClaim::Previous(_)) && self.nfs.leases.is_recovering();
+        let writes = !early && (is_for_writing || cuts(&args));
+        Ok(Opening { args, at, share, early, writes })
+    }
+
+    /// Waits until no other client caches the file of an OPEN for writing.
+    async fn guard_caching(&self, opening: &Opening<'_>) -> Result<CachingGuard, Nfsstat4> {
+        if !opening.writes {
+            return Ok(CachingGuard::default());
+        }
+        let at = &opening.at;
+        Ok(match &opening.args.claim {
+            OpenClaim::Null(n) => {
+                CachingGuard { naming: Some(self.for_change_of(at, &name(n)?, false).await?), itself: None }
+            }
+            // The client reclaims an open for writing. It held that open before the restart, so no
+            // other client had the file delegated.
+            OpenClaim::Previous(_) => {
+                CachingGuard { naming: None, itself: Some(self.for_change(at, true).await?) }
+            }
+            _ => CachingGuard { naming: None, itself: Some(self.for_change(at, false).await?) },
+        })
+    }
+
+    /// Opens the file of the claim.
+    async fn open_claimed(&self, opening: &Opening<'_>, may_create: bool) -> Result<Got, Nfsstat4> {
+        let Opening { args: a, at, share, .. } = opening;
+        match &a.claim {
+            OpenClaim::Null(wanted) => self.open_name(opening, &name(wanted)?, may_create).await,
+            OpenClaim::Fh | OpenClaim::Previous(_) if a.how.is_some() => Err(Nfsstat4::INVAL),
+            OpenClaim::Fh => self.open_handle(at, *share, false).await,
+            OpenClaim::Previous(_) => self.open_handle(at, *share, true).await,
+            OpenClaim::DelegateCur(_) | OpenClaim::DelegCurFh(_) if a.how.is_some() => Err(Nfsstat4::INVAL),
+            OpenClaim::DelegateCur(c) => {
+                let got = self.open_name(opening, &name(&c.file)?, false).await?;
+                self.delegated(&c.delegate_stateid, &(at.export.number, got.node.fh.clone()))?;
+                Ok(got)
+            }
+            OpenClaim::DelegCurFh(id) => {
+                self.delegated(id, &at.key())?;
+                self.open_handle(at, *share, true).await
+            }
+            OpenClaim::DelegatePrev(_) | OpenClaim::DelegPrevFh => Err(Nfsstat4::NOTSUPP),
+        }
+    }
+
+    /// Waits for a write delegation that another client got just before this open for reading was
+    /// registered. Then truncates the file to `cut` bytes.
+    async fn complete_open(
+        &self,
+        opening: &Opening<'_>,
+        file: &mut Object,
+        open: OpenId,
+        cut: Option<u64>,
+    ) -> Result<(), Nfsstat4> {
+        // Since the registration no client gets a write delegation of the file. A client may have
+        // got one just before.
+        if !opening.writes
+            && !opening.early
+            && self.nfs.leases.read(self.client.as_ref(), &file.fh, PATIENCE_V4).await?
+        {
+            file.known = None;
+        }
+        if let Some(size) = cut {
+            let size = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
+            let at = &opening.at;
+            let attrs = at.export.vfs.setattr(&at.cx, file.file(Some(open)), &size).await;
+            file.known = Some(attrs.map_err(|e| stat4(&e))?);
+        }
+        Ok(())
     }
 
     /// Fails unless an OPEN with creation finds its file in a read-only export and does not change
@@ -357,15 +419,36 @@ impl Exec<'_> {
         }
     }
 
-    async fn open_name(
-        &self,
-        dir: &Object,
-        name: &Name,
-        a: &OpenArgs,
-        share: u32,
-        may_create: bool,
-    ) -> Result<(Got, WireChange), Nfsstat4> {
-        let (create, set, verf) = match &a.how {
+    /// Opens a name in the directory. `may_create`: no other client relies on the absence of the
+    /// name.
+    async fn open_name(&self, opening: &Opening<'_>, name: &Name, may_create: bool) -> Result<Got, Nfsstat4> {
+        let dir = &opening.at;
+        let mut creation = self.creation(dir, opening.args.how.as_ref())?;
+        if !may_create {
+            creation.create = Create::No;
+        }
+        let mut opened = self.open_or_create(opening, name, &creation).await?;
+        let change = opened.dir.take();
+        let mut got = Got::of(&dir.export, opening.share, opened);
+        got.dir = match (change, got.created) {
+            (Some(change), true) => wire_change(&change),
+            _ => {
+                let attrs = dir.export.vfs.getattr(&dir.cx, dir.file(None)).await.map_err(|e| stat4(&e))?;
+                WireChange { atomic: true, before: attrs.attr.change, after: attrs.attr.change }
+            }
+        };
+        got.cut = creation.size.filter(|size| if got.created { *size > 0 } else { true });
+        if got.created || creation.verf.is_some() {
+            got.set = creation.set;
+        } else if got.cut.is_some() {
+            got.set = Bitmap4::of(&[attr::SIZE]);
+        }
+        Ok(got)
+    }
+
+    /// The creation in a directory that an OPEN requests.
+    fn creation<'a>(&self, dir: &Object, how: Option<&'a CreateHow>) -> Result<Creation<'a>, Nfsstat4> {
+        let (create, set, verf) = match how {
             None => (Create::No, Bitmap4::EMPTY, None),
             Some(CreateHow::Unchecked(attrs)) => {
                 let (set, attrset) = to_create(attrs, SETTABLE, dir, self.have(dir))?;
@@ -385,67 +468,58 @@ impl Exec<'_> {
                 (create, attrset.union(VERIFIER_ATTRS), Some(&c.verf))
             }
         };
-        let size = match &create {
-            Create::No => None,
-            Create::IfMissing(set) | Create::Exclusive(set) => set.size_bytes,
-        };
-        let create = match create {
-            Create::IfMissing(set) => Create::IfMissing(SetAttr { size_bytes: None, ..set }),
-            Create::Exclusive(set) => Create::Exclusive(SetAttr { size_bytes: None, ..set }),
-            Create::No => Create::No,
-        };
-        let creates = a.how.is_some();
-        let how = how(share, if may_create { create } else { Create::No });
+        let mut creation = Creation { create, size: None, set, verf };
+        if let Create::IfMissing(set) | Create::Exclusive(set) = &mut creation.create {
+            creation.size = set.size_bytes.take();
+        }
+        Ok(creation)
+    }
+
+    /// Opens a name, or creates it. An exclusive creation opens an existing file that holds its
+    /// verifier.
+    async fn open_or_create(
+        &self,
+        opening: &Opening<'_>,
+        name: &Name,
+        creation: &Creation<'_>,
+    ) -> Result<Opened, Nfsstat4> {
+        let (dir, share) = (&opening.at, opening.share);
         let vfs = &dir.export.vfs;
+        let at = PathRef::name(&dir.fh, name);
+        let creates = opening.args.how.is_some();
+        let how = how(share, creation.create.clone());
         // A file with a requested size above zero needs a second step. The journal must then not
         // name the creation as the whole operation.
-        let whole = size.is_none_or(|size| size == 0);
+        let whole = creation.size.is_none_or(|size| size == 0);
         let cx = if creates && whole { self.named(&dir.cx) } else { dir.cx.clone() };
         let cx = cx.fresh(self.r.began);
         let mut tries = 0;
-        let first = loop {
-            match (vfs.open(&cx, PathRef::name(&dir.fh, name), &how).await, verf) {
+        let failure = loop {
+            match (vfs.open(&cx, at, &how).await, creation.verf) {
+                (Ok(opened), _) => return Ok(opened),
                 (Err(e), Some(verf)) if e.errno == libc::EEXIST => {
                     match self.open_again(dir, name, share, verf).await? {
-                        Some(opened) => break Ok(opened),
+                        Some(opened) => return Ok(opened),
                         // The existing file has been removed in the meantime.
                         None if tries < TRIES => tries += 1,
-                        None => break Err(e),
+                        None => break e,
                     }
                 }
-                (first, _) => break first,
+                (Err(e), _) => break e,
             }
         };
-        let opened = match first {
-            Ok(opened) => opened,
-            Err(e) if e.errno == libc::EACCES && !creates && share == open::SHARE_ACCESS_READ => {
+        match failure.errno {
+            libc::EACCES if !creates && share == open::SHARE_ACCESS_READ => {
                 // A client reads a file in order to execute it. The right to execute therefore
                 // suffices for an open for reading.
                 let how = OpenHow { execute: true, ..how };
-                let again = vfs.open(&dir.cx, PathRef::name(&dir.fh, name), &how).await;
-                again.map_err(|_| Nfsstat4::ACCESS)?
+                vfs.open(&dir.cx, at, &how).await.map_err(|_| Nfsstat4::ACCESS)
             }
             // The file existed a moment ago, so delegations of the directory were not recalled. The
             // client must try again.
-            Err(e) if e.errno == libc::ENOENT && creates && !may_create => return Err(Nfsstat4::DELAY),
-            Err(e) => return Err(stat_of_open(&e)),
-        };
-        let cinfo = match (&opened.dir, opened.created) {
-            (Some(change), true) => wire_change(change),
-            _ => {
-                let attrs = vfs.getattr(&dir.cx, dir.file(None)).await.map_err(|e| stat4(&e))?;
-                WireChange { atomic: true, before: attrs.attr.change, after: attrs.attr.change }
-            }
-        };
-        let cut = size.filter(|size| if opened.created { *size > 0 } else { true });
-        let set = if opened.created || verf.is_some() {
-            set
-        } else if cut.is_some() {
-            Bitmap4::of(&[attr::SIZE])
-        } else {
-            Bitmap4::EMPTY
-        };
-        Ok((Got { opened, set, cut }, cinfo))
+            libc::ENOENT if creates && creation.create == Create::No => Err(Nfsstat4::DELAY),
+            _ => Err(stat_of_open(&failure)),
+        }
     }
 
     /// The existing file of an exclusive creation, when it holds the same verifier. `None`: the
@@ -490,8 +564,7 @@ impl Exec<'_> {
                 opened = vfs.open(&file.cx, at, &how).await;
             }
         }
-        let opened = opened.map_err(|e| stat_of_open(&e))?;
-        Ok(Got { opened, set: Bitmap4::EMPTY, cut: None })
+        Ok(Got::of(&file.export, share, opened.map_err(|e| stat_of_open(&e))?))
     }
 
     /// Registers an open of the client. Returns it with the stateid that this call made. No other

@@ -5,10 +5,11 @@ use super::table::{Body, Object, Open, Status};
 use crate::pending_writes::patient;
 use crate::wal::{Begun, Event, Record, What};
 use hither_vfs::{
-    Access, Attr, Attrs, ChangeInfo, Data, Error, Fh, File, FileKind, Name, Node, OpenAccess, OpenId,
-    PathRef, RequestContext, Result, SetAttr, Stop, Vfs, WalkRequest,
+    Access, Attr, Attrs, ChangeInfo, Cred, Data, Error, Fh, File, FileKind, Name, Node, OpenAccess, OpenId,
+    PathRef, RequestContext, Result, SetAttr, Stop, Time, Vfs, WalkRequest,
 };
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -38,6 +39,61 @@ pub(super) enum Making {
     Below(Fh),
 }
 
+/// An object that may become a pending one.
+struct NewObject<'a> {
+    cred: &'a Arc<Cred>,
+    dir: &'a Fh,
+    name: &'a Name,
+    /// The attributes of the directory.
+    parent: Attr,
+    body: Body,
+    /// The requested permission bits.
+    mode: u32,
+    /// The access of the creator's open.
+    open: Option<OpenAccess>,
+}
+
+impl NewObject<'_> {
+    /// The first attributes.
+    fn attr(&self, fileid: u64, change: u64, now: Time) -> Attr {
+        let group = self.parent.mode & SETGID != 0;
+        let (kind, mode, nlink) = match &self.body {
+            Body::File(_) => (FileKind::Regular, self.mode, 1),
+            Body::Directory => (FileKind::Directory, self.mode | if group { SETGID } else { 0 }, 2),
+            Body::Link(_) => (FileKind::Symlink, 0o777, 1),
+        };
+        let size_bytes = match &self.body {
+            Body::File(data) => data.len() as u64,
+            Body::Directory => DIRECTORY_BYTES,
+            Body::Link(target) => target.len() as u64,
+        };
+        Attr {
+            kind,
+            mode,
+            nlink,
+            uid: self.cred.uid,
+            gid: if group { self.parent.gid } else { self.cred.gid },
+            rdev: (0, 0),
+            size_bytes,
+            used_bytes: 0,
+            fsid: self.parent.fsid,
+            fileid,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            change,
+        }
+    }
+
+    fn what(&self) -> What {
+        match &self.body {
+            Body::File(_) => What::File,
+            Body::Directory => What::Directory,
+            Body::Link(target) => What::Link(target.to_vec()),
+        }
+    }
+}
+
 impl PendingCreates {
     /// Creates a pending object, if the conditions hold. `open` also opens the object.
     pub(super) async fn begin(
@@ -62,86 +118,68 @@ impl PendingCreates {
             None => return self.at_server(cx, dir).await.map(Making::Below),
         }
         self.wait_for_room(cx).await?;
-        let (fh, began, seq) = {
-            let mut t = self.table();
-            if t.child(dir, name).is_some() {
-                return Err(Error::new(libc::EEXIST));
-            }
-            if let Status::Refused(errno) = t.status(dir) {
-                return Err(Error::new(errno));
-            }
-            let now = self.clock.after(parent.ctime);
-            let (fh, fileid) = t.fresh();
-            let change = t.next_change();
-            let group = parent.mode & SETGID != 0;
-            let (kind, mode, nlink, what) = match &body {
-                Body::File(_) => (FileKind::Regular, mode, 1, What::File),
-                Body::Directory => {
-                    (FileKind::Directory, mode | if group { SETGID } else { 0 }, 2, What::Directory)
-                }
-                Body::Link(target) => (FileKind::Symlink, 0o777, 1, What::Link(target.to_vec())),
-            };
-            let size_bytes = match &body {
-                Body::File(data) => data.len() as u64,
-                Body::Directory => DIRECTORY_BYTES,
-                Body::Link(target) => target.len() as u64,
-            };
-            let attr = Attr {
-                kind,
-                mode,
-                nlink,
-                uid: cx.cred.uid,
-                gid: if group { parent.gid } else { cx.cred.gid },
-                rdev: (0, 0),
-                size_bytes,
-                used_bytes: 0,
-                fsid: parent.fsid,
-                fileid,
-                atime: now,
-                mtime: now,
-                ctime: now,
-                change,
-            };
-            let new = Begun { dir: t.as_recorded(dir), what, mode, cred: cx.cred.clone(), time: now };
-            let record =
-                Record { fh: fh.clone(), event: Event::Made(new), data: Data::from(name.bytes().clone()) };
-            let ticket = self.wal.log().append(record);
-            self.wal.named(&fh, dir, name);
-            let object = Object {
-                cred: cx.cred.clone(),
-                dir: dir.clone(),
-                name: name.clone(),
-                body,
-                attr,
-                times: (None, None),
-                opens: u32::from(open.is_some()),
-                born: Instant::now(),
-                sending: false,
-                retry: None,
-                error: None,
-                held: BTreeMap::from([(ticket.segment, 1)]),
-                last: ticket.seq,
-                ended: watch::Sender::new(0),
-            };
-            let attrs = object.attrs();
-            t.here.insert(fh.clone(), object);
-            t.bind(dir, name, &fh);
-            t.touch(dir, now);
-            self.drop_deferred(&mut t, dir);
-            t.queue.push_back(fh.clone());
-            let open = open.map(|access| {
-                t.next_open(Open { fh: fh.clone(), access, cred: cx.cred.clone(), below: None })
-            });
-            let info = ChangeInfo { atomic: false, before: change, after: t.next_change(), attrs: None };
-            (fh.clone(), Began { node: Node { fh, attrs }, open, dir: info }, ticket.seq)
-        };
+        let (began, seq) = self.insert(NewObject { cred: &cx.cred, dir, name, parent, body, mode, open })?;
         self.counters.made.fetch_add(1, Relaxed);
         if self.wal.log().written(seq).await.is_err() {
             // The journal has just failed. The server creates the object before the caller gets an
             // answer.
-            self.send(&fh).await?;
+            self.send(&began.node.fh).await?;
         }
         Ok(Making::Here(Box::new(began)))
+    }
+
+    /// Journals a new object and adds it to the table. Returns it with the number of its record.
+    fn insert(&self, new: NewObject<'_>) -> Result<(Began, u64)> {
+        let (dir, name) = (new.dir, new.name);
+        let mut t = self.table();
+        if t.child(dir, name).is_some() {
+            return Err(Error::new(libc::EEXIST));
+        }
+        if let Status::Refused(errno) = t.status(dir) {
+            return Err(Error::new(errno));
+        }
+        let now = self.clock.after(new.parent.ctime);
+        let (fh, fileid) = t.fresh();
+        let change = t.next_change();
+        let attr = new.attr(fileid, change, now);
+        let begun = Begun {
+            dir: t.as_recorded(dir),
+            what: new.what(),
+            mode: attr.mode,
+            cred: new.cred.clone(),
+            time: now,
+        };
+        let record =
+            Record { fh: fh.clone(), event: Event::Made(begun), data: Data::from(name.bytes().clone()) };
+        let ticket = self.wal.log().append(record);
+        self.wal.named(&fh, dir, name);
+        let object = Object {
+            cred: new.cred.clone(),
+            dir: dir.clone(),
+            name: name.clone(),
+            body: new.body,
+            attr,
+            times: (None, None),
+            opens: u32::from(new.open.is_some()),
+            born: Instant::now(),
+            sending: false,
+            retry: None,
+            error: None,
+            held: BTreeMap::from([(ticket.segment, 1)]),
+            last: ticket.seq,
+            ended: watch::Sender::new(0),
+        };
+        let attrs = object.attrs();
+        t.here.insert(fh.clone(), object);
+        t.bind(dir, name, &fh);
+        t.touch(dir, now);
+        self.drop_deferred(&mut t, dir);
+        t.queue.push_back(fh.clone());
+        let open = new
+            .open
+            .map(|access| t.next_open(Open { fh: fh.clone(), access, cred: new.cred.clone(), below: None }));
+        let info = ChangeInfo { atomic: false, before: change, after: t.next_change(), attrs: None };
+        Ok((Began { node: Node { fh, attrs }, open, dir: info }, ticket.seq))
     }
 
     /// Whether new objects may be pending at present.

@@ -528,48 +528,52 @@ impl PendingCreates {
                 if flags.contains(RenameFlags::NOREPLACE) {
                     return Some(Err(Error::new(libc::EEXIST)));
                 }
-                let plain = |o: &Object| matches!(o.body, Body::File(_) | Body::Link(_));
-                let over = t.here.get(target).is_some_and(|o| {
-                    plain(o) && o.opens == 0 && !o.sending && !o.was_tried() && o.is_of(&cx.cred)
-                });
-                if !over || target == &moved || !t.here.get(&moved).is_some_and(plain) {
+                if target == &moved || !may_replace(t, &cx.cred, &moved, target) {
                     return None;
                 }
             }
             // A directory must not move into itself.
-            let mut above = to.0.clone();
-            while let Some(object) = t.here.get(&above) {
-                if above == moved {
-                    return Some(Err(Error::new(libc::EINVAL)));
-                }
-                above = object.dir.clone();
+            if is_in(t, to.0, &moved) {
+                return Some(Err(Error::new(libc::EINVAL)));
             }
-            let now = self.clock.now();
-            let event = Event::Moved(t.as_recorded(to.0));
-            let record = Record { fh: moved.clone(), event, data: Data::from(to.1.bytes().clone()) };
-            let ticket = self.wal.log().append(record);
-            let seq = target.as_ref().map_or(ticket.seq, |target| self.drop_here(t, target).1);
-            let change = t.next_change();
-            let object = t.here.get_mut(&moved)?;
-            object.noted(ticket, true);
-            (object.dir, object.name) = (to.0.clone(), to.1.clone());
-            (object.attr.ctime, object.attr.change) = (now, change);
-            t.touch(from.0, now);
-            t.unbind(from.0, from.1);
-            t.bind(to.0, to.1, &moved);
-            t.touch(to.0, now);
-            self.drop_deferred(t, from.0);
-            self.drop_deferred(t, to.0);
-            self.wal.named(&moved, to.0, to.1);
-            let mut info =
-                || ChangeInfo { atomic: false, before: t.next_change(), after: t.next_change(), attrs: None };
-            Some(Ok(((info(), info()), seq)))
+            self.rebind(t, &moved, from, to, target.as_ref()).map(Ok)
         })?;
         let Some(done) = done else { return Ok(None) };
         let ((from, to), seq) = done?;
         self.noted(&moved, seq).await?;
         self.room.notify_waiters();
         Ok(Some(Moved { from, to, object: Some(moved), attrs: None }))
+    }
+
+    /// Gives a pending object another name, in the place of `target`. Journals that.
+    fn rebind(
+        &self,
+        t: &mut Table,
+        moved: &Fh,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        target: Option<&Fh>,
+    ) -> Option<((ChangeInfo, ChangeInfo), u64)> {
+        let now = self.clock.now();
+        let event = Event::Moved(t.as_recorded(to.0));
+        let record = Record { fh: moved.clone(), event, data: Data::from(to.1.bytes().clone()) };
+        let ticket = self.wal.log().append(record);
+        let seq = target.map_or(ticket.seq, |target| self.drop_here(t, target).1);
+        let change = t.next_change();
+        let object = t.here.get_mut(moved)?;
+        object.noted(ticket, true);
+        (object.dir, object.name) = (to.0.clone(), to.1.clone());
+        (object.attr.ctime, object.attr.change) = (now, change);
+        t.touch(from.0, now);
+        t.unbind(from.0, from.1);
+        t.bind(to.0, to.1, moved);
+        t.touch(to.0, now);
+        self.drop_deferred(t, from.0);
+        self.drop_deferred(t, to.0);
+        self.wal.named(moved, to.0, to.1);
+        let mut info =
+            || ChangeInfo { atomic: false, before: t.next_change(), after: t.next_change(), attrs: None };
+        Some(((info(), info()), seq))
     }
 
     /// Whether a directory has pending names. Such a directory is not empty, even if the server has
@@ -618,4 +622,24 @@ impl PendingCreates {
         t.show(fh, &mut attrs);
         Some(attrs)
     }
+}
+
+/// Whether a caller may replace one pending object by another.
+fn may_replace(t: &Table, cred: &Cred, moved: &Fh, target: &Fh) -> bool {
+    let plain = |o: &Object| matches!(o.body, Body::File(_) | Body::Link(_));
+    let is_replaceable =
+        |o: &Object| plain(o) && o.opens == 0 && !o.sending && !o.was_tried() && o.is_of(cred);
+    t.here.get(target).is_some_and(is_replaceable) && t.here.get(moved).is_some_and(plain)
+}
+
+/// Whether `dir` is the pending object `top` or lies below it.
+fn is_in(t: &Table, dir: &Fh, top: &Fh) -> bool {
+    let mut above = dir;
+    while let Some(object) = t.here.get(above) {
+        if above == top {
+            return true;
+        }
+        above = &object.dir;
+    }
+    false
 }

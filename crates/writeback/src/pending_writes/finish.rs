@@ -19,7 +19,7 @@ use super::extents::{Extents, Flight, Rules};
 use super::file::{File, State};
 use super::stats::Counters;
 use super::{WriteBack, is_final};
-use hither_vfs::{Error, File as At, RequestContext, Stability};
+use hither_vfs::{Attrs, Error, File as At, OpenId, RequestContext, Stability};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -29,6 +29,38 @@ pub(super) enum Load {
     One(Flight, Stability),
     /// All remaining bytes with attributes, or attributes that are independent of bytes.
     Last(Option<Flight>, Deferred),
+}
+
+/// The bytes of a last load.
+#[derive(Clone, Copy)]
+struct LastBytes {
+    /// The number of the flight.
+    id: u64,
+    /// Offset of the first byte.
+    start: u64,
+    /// Length in bytes.
+    len: u64,
+}
+
+impl LastBytes {
+    fn of(flight: &Flight) -> Self {
+        Self { id: flight.id, start: flight.start_bytes, len: flight.data.len() as u64 }
+    }
+}
+
+/// The server's answer to a last load.
+struct Landing<'a> {
+    bytes: Option<LastBytes>,
+    /// Bytes that the server wrote.
+    wrote: u64,
+    /// The server wrote all bytes.
+    whole: bool,
+    /// The server set the attributes.
+    is_set: bool,
+    /// The attributes have a modification time.
+    sets_mtime: bool,
+    /// The attributes after the call.
+    attrs: Option<&'a Attrs>,
 }
 
 /// The fate of attributes after an error.
@@ -115,15 +147,8 @@ impl WriteBack {
         // failed.
         let open = file.state.lock().errors.access(open).map(|_| open);
         let at = At { fh: &file.fh, open };
-        let last = flight.is_none() && deferred.set.mtime.is_some();
-        if last && std::mem::take(&mut file.state.lock().unstable) {
-            // The program's fsync or close returns an error of the commit. The attributes are set
-            // in any case.
-            if let Err(e) = self.commit_journaled(&cx, file, open).await {
-                let mut s = file.state.lock();
-                s.unstable = true;
-                s.errors.record(e);
-            }
+        if flight.is_none() && deferred.set.mtime.is_some() {
+            self.commit_before_times(&cx, file, open).await;
         }
         // Whether another own change is in flight meanwhile.
         let flights = usize::from(flight.is_some());
@@ -132,11 +157,9 @@ impl WriteBack {
             let s = file.state.lock();
             only(&s).then(|| s.extents.taken())
         };
-        let (flight, piece) = match flight {
-            Some(f) => (Some((f.id, f.start_bytes, f.data.len() as u64)), Some((f.start_bytes, f.data))),
-            None => (None, None),
-        };
-        let (_, start, len) = flight.unwrap_or_default();
+        let bytes = flight.as_ref().map(LastBytes::of);
+        let len = bytes.map_or(0, |bytes| bytes.len);
+        let piece = flight.map(|f| (f.start_bytes, f.data));
         let call = self.below.finish(&cx, at, piece, &deferred.set);
         let sent = match self.touching(&[Some(&file.fh)], call).await {
             Ok(f) if f.wrote.bytes == 0 && len > 0 => {
@@ -148,7 +171,7 @@ impl WriteBack {
             Ok(done) => done,
             Err(e) => {
                 let errno = e.errno;
-                self.not_sent(file, flight.map(|(id, _, len)| (id, len)), true, e);
+                self.not_sent(file, bytes.map(|bytes| (bytes.id, bytes.len)), true, e);
                 return self.look_after_refusal(file, errno).await;
             }
         };
@@ -158,39 +181,69 @@ impl WriteBack {
         Counters::add(&self.counters.finishes, 1);
         let whole = wrote == len;
         let refused = done.set.err().filter(|_| whole);
+        let landing = Landing {
+            bytes,
+            wrote,
+            whole,
+            is_set: whole && refused.is_none(),
+            sets_mtime: deferred.set.mtime.is_some(),
+            attrs: done.wrote.attrs.as_ref(),
+        };
         self.with(file, |s| {
             let alone = only(s) && before == Some(s.extents.taken());
-            if let Some((id, ..)) = flight {
-                s.extents.landed(id, wrote);
-                s.journal.landed(id, wrote, false, done.wrote.attrs.as_ref());
-            }
-            if let Some(attrs) = done.wrote.attrs.as_ref().filter(|_| whole && refused.is_none()) {
-                s.journal.told_after(attrs);
-            }
-            let end = if wrote > 0 { start + wrote } else { 0 };
-            let (now, attrs) = (Instant::now(), done.wrote.attrs.as_ref());
-            s.view.changed(now, end, attrs, alone);
-            if flight.is_some() {
-                s.backoff = None;
-            }
-            if !whole {
-                s.deferred_failed();
-            } else if refused.is_none() {
-                s.deferred.landed(now, attrs);
-                if deferred.set.mtime.is_some() && s.extents.is_clean() {
-                    // The server's times are the requested ones.
-                    s.view.time = None;
-                }
-                // Of two changes that programs saw, the last one gives the times.
-                if s.is_settled() {
-                    self.keep_seen(file, s, attrs);
-                }
-            }
+            self.note_landing(file, s, &landing, alone);
         });
         if let Some(e) = refused {
             self.not_sent(file, None, true, e);
         }
         file.changed.notify_waiters();
+    }
+
+    /// Commits the bytes that the layer below keeps. A second write would change the times that are
+    /// about to be set.
+    async fn commit_before_times(&self, cx: &RequestContext, file: &Arc<File>, open: Option<OpenId>) {
+        if !std::mem::take(&mut file.state.lock().unstable) {
+            return;
+        }
+        // The program's fsync or close returns an error of the commit. The attributes are set in
+        // any case.
+        if let Err(e) = self.commit_journaled(cx, file, open).await {
+            let mut s = file.state.lock();
+            s.unstable = true;
+            s.errors.record(e);
+        }
+    }
+
+    /// Notes the answer to a last load. `alone`: no other change of this client was in flight.
+    fn note_landing(&self, file: &Arc<File>, s: &mut State, landing: &Landing<'_>, alone: bool) {
+        let &Landing { bytes, wrote, attrs, .. } = landing;
+        if let Some(LastBytes { id, .. }) = bytes {
+            s.extents.landed(id, wrote);
+            s.journal.landed(id, wrote, false, attrs);
+        }
+        if let Some(attrs) = attrs.filter(|_| landing.is_set) {
+            s.journal.told_after(attrs);
+        }
+        let start = bytes.map_or(0, |bytes| bytes.start);
+        let end = if wrote > 0 { start + wrote } else { 0 };
+        let now = Instant::now();
+        s.view.changed(now, end, attrs, alone);
+        if bytes.is_some() {
+            s.backoff = None;
+        }
+        if !landing.whole {
+            s.deferred_failed();
+        } else if landing.is_set {
+            s.deferred.landed(now, attrs);
+            if landing.sets_mtime && s.extents.is_clean() {
+                // The server's times are the requested ones.
+                s.view.time = None;
+            }
+            // Of two changes that programs saw, the last one gives the times.
+            if s.is_settled() {
+                self.keep_seen(file, s, attrs);
+            }
+        }
     }
 
     /// Gives up attributes that the server refuses for good.

@@ -201,8 +201,25 @@ pub(super) struct Remade {
     pub kept: Vec<(String, String, String)>,
 }
 
-/// The journaled bytes of each pending file.
-struct Bodies(HashMap<Fh, FileLeft>);
+/// The creation of the objects that a crash left.
+struct Remaking<'a> {
+    out: Remade,
+    /// From the local handles of created objects to the server's.
+    there: Arc<HashMap<Fh, Fh>>,
+    /// The paths of directories, by their local handle.
+    paths: HashMap<Fh, String>,
+    ended: Vec<Ended>,
+    /// The damage of the journal. A damaged journal creates no object.
+    damage: Option<&'a String>,
+}
+
+/// An object that was created or kept as a conflict.
+struct Ended {
+    fh: Fh,
+    made: MadeLeft,
+    /// `None`: the server refuses the object.
+    node: Option<Node>,
+}
 
 impl One {
     /// Creates the pending objects: first directories, parents before children, then the other
@@ -217,18 +234,38 @@ impl One {
         left: &mut Left,
         damage: Option<&String>,
     ) -> io::Result<Remade> {
-        let mut out = Remade::default();
-        let mut there = std::mem::take(&mut left.there);
+        let mut remaking = Remaking {
+            out: Remade::default(),
+            there: Arc::new(std::mem::take(&mut left.there)),
+            paths: HashMap::new(),
+            ended: Vec::new(),
+            damage,
+        };
         let mut made: Vec<(Fh, MadeLeft)> = left.made.drain().collect();
         made.sort_by_key(|(_, made)| made.place);
         let files = made.iter().filter_map(|(fh, _)| Some((fh.clone(), left.files.remove(fh)?)));
-        let mut bodies = Bodies(files.collect());
-        let pieces = bodies.0.values().flat_map(|file| &file.pieces);
+        let bodies: HashMap<Fh, FileLeft> = files.collect();
+        let pieces = bodies.values().flat_map(|file| &file.pieces);
         let mut records: HashSet<(u64, u64)> = pieces.map(|piece| (piece.segment, piece.seq)).collect();
-        let mut paths: HashMap<Fh, String> = HashMap::new();
         let (dirs, others): (Vec<_>, Vec<_>) =
             made.into_iter().partition(|(_, made)| made.new.what == What::Directory);
-        let mut ended = Vec::new();
+        self.make_directories(dirs, &mut remaking).await?;
+        self.make_others(others, bodies, &mut remaking).await?;
+        let sets: Vec<(Fh, SetLeft)> = left.set.drain().collect();
+        self.set_all_times(&remaking, &sets).await?;
+        let Remaking { out, ended, .. } = remaking;
+        records.extend(ended.iter().map(|ended| (ended.made.place.1, ended.made.place.0)));
+        records.extend(sets.iter().map(|(_, set)| (set.place.1, set.place.0)));
+        self.retire(ended, sets, records).await;
+        Ok(out)
+    }
+
+    /// Creates directories, parents before children.
+    async fn make_directories(
+        self: &Arc<Self>,
+        dirs: Vec<(Fh, MadeLeft)>,
+        remaking: &mut Remaking<'_>,
+    ) -> io::Result<()> {
         // A moved directory may be in a directory that was created after it.
         let mut waiting = dirs;
         while !waiting.is_empty() {
@@ -239,57 +276,72 @@ impl One {
                 // A cycle. No sequence of operations creates one.
                 for (fh, made) in later {
                     let why = Refusal::Final("its directory cannot be found".into());
-                    self.keep_made(&fh, &made, None, &paths, why, &mut out).await?;
-                    ended.push((fh, made, None));
+                    self.keep_made(&fh, &made, None, why, remaking).await?;
+                    remaking.ended.push(Ended { fh, made, node: None });
                 }
                 break;
             }
             for (fh, made) in now {
-                let outcome = self.make_one(&made, None, &there, damage).await;
-                let node = match outcome {
+                let node = match self.make_one(&made, None, &remaking.there, remaking.damage).await {
                     Ok(node) => Some(node),
                     Err(refusal) => {
-                        self.keep_made(&fh, &made, None, &paths, refusal, &mut out).await?;
+                        self.keep_made(&fh, &made, None, refusal, remaking).await?;
                         None
                     }
                 };
-                paths.insert(fh.clone(), self.path_of(&made, &paths));
+                let path = self.path_of(&made, &remaking.paths);
+                remaking.paths.insert(fh.clone(), path);
                 if let Some(node) = &node {
-                    there.insert(fh.clone(), node.fh.clone());
+                    Arc::make_mut(&mut remaking.there).insert(fh.clone(), node.fh.clone());
                 }
-                ended.push((fh, made, node));
+                remaking.ended.push(Ended { fh, made, node });
             }
             waiting = later;
         }
-        let there = Arc::new(there);
+        Ok(())
+    }
+
+    /// Creates files and links, several at a time. `bodies`: the journaled bytes of files.
+    async fn make_others(
+        self: &Arc<Self>,
+        others: Vec<(Fh, MadeLeft)>,
+        mut bodies: HashMap<Fh, FileLeft>,
+        remaking: &mut Remaking<'_>,
+    ) -> io::Result<()> {
         let (mut running, mut others) = (tokio::task::JoinSet::new(), others.into_iter());
         loop {
             while running.len() < AT_ONCE
                 && let Some((fh, made)) = others.next()
             {
-                let body = bodies.0.remove(&fh);
-                let (this, there, damage) = (self.clone(), there.clone(), damage.cloned());
+                let body = bodies.remove(&fh);
+                let (this, there) = (self.clone(), remaking.there.clone());
+                let damage = remaking.damage.cloned();
                 running.spawn(async move {
                     let outcome = this.make_one(&made, body.as_ref(), &there, damage.as_ref()).await;
                     (fh, made, body, outcome)
                 });
             }
-            let Some(one) = running.join_next().await else { break };
+            let Some(one) = running.join_next().await else { return Ok(()) };
             let (fh, made, body, outcome) = one.map_err(io::Error::other)?;
-            match outcome {
+            let node = match outcome {
                 Ok(node) => {
-                    out.files += 1;
-                    out.bytes += made.size_bytes;
-                    ended.push((fh, made, Some(node)));
+                    remaking.out.files += 1;
+                    remaking.out.bytes += made.size_bytes;
+                    Some(node)
                 }
                 Err(refusal) => {
-                    self.keep_made(&fh, &made, body, &paths, refusal, &mut out).await?;
-                    ended.push((fh, made, None));
+                    self.keep_made(&fh, &made, body, refusal, remaking).await?;
+                    None
                 }
-            }
+            };
+            remaking.ended.push(Ended { fh, made, node });
         }
-        // The times are set after the content, because each creation changes them.
-        for (_, made, node) in &ended {
+    }
+
+    /// Sets the times of directories: of created ones, and those of `sets`. The times are set after
+    /// the content, because each creation changes them.
+    async fn set_all_times(&self, remaking: &Remaking<'_>, sets: &[(Fh, SetLeft)]) -> io::Result<()> {
+        for Ended { made, node, .. } in &remaking.ended {
             if let (What::Directory, Some(node)) = (&made.new.what, node) {
                 let (atime, mtime) = made.times;
                 let cred = made.new.cred.clone();
@@ -297,16 +349,12 @@ impl One {
                 self.set_times(&node.fh, &set).await?;
             }
         }
-        let sets: Vec<(Fh, SetLeft)> = left.set.drain().collect();
-        if damage.is_none() {
-            for (dir, set) in &sets {
-                self.set_times(there.get(dir).unwrap_or(dir), &set.set).await?;
+        if remaking.damage.is_none() {
+            for (dir, set) in sets {
+                self.set_times(remaking.there.get(dir).unwrap_or(dir), &set.set).await?;
             }
         }
-        records.extend(ended.iter().map(|(_, made, _)| (made.place.1, made.place.0)));
-        records.extend(sets.iter().map(|(_, set)| (set.place.1, set.place.0)));
-        self.retire(ended, sets, records).await;
-        Ok(out)
+        Ok(())
     }
 
     async fn set_times(&self, dir: &Fh, set: &Attributes) -> io::Result<()> {
@@ -323,15 +371,10 @@ impl One {
 
     /// Journals the results and waits until they are durable. Then the records of the objects are
     /// released.
-    async fn retire(
-        &self,
-        ended: Vec<(Fh, MadeLeft, Option<Node>)>,
-        sets: Vec<(Fh, SetLeft)>,
-        records: HashSet<(u64, u64)>,
-    ) {
+    async fn retire(&self, ended: Vec<Ended>, sets: Vec<(Fh, SetLeft)>, records: HashSet<(u64, u64)>) {
         let mut last = None;
         let mut note = |fh: &Fh, event| last = Some(self.r.log.append(Record::of(fh, event)));
-        for (fh, _, node) in &ended {
+        for Ended { fh, node, .. } in &ended {
             note(fh, node.as_ref().map_or(Event::Gone, |node| Event::There(node.fh.clone())));
         }
         sets.iter().for_each(|(fh, _)| note(fh, Event::Gone));
@@ -398,11 +441,10 @@ impl One {
         fh: &Fh,
         made: &MadeLeft,
         body: Option<FileLeft>,
-        paths: &HashMap<Fh, String>,
         refusal: Refusal,
-        out: &mut Remade,
+        remaking: &mut Remaking<'_>,
     ) -> io::Result<()> {
-        let path = self.path_of(made, paths);
+        let path = self.path_of(made, &remaking.paths);
         let why = refusal.for_good(&path)?;
         let (why, size_bytes) = match &made.new.what {
             What::File => (why, Some(made.size_bytes)),
@@ -422,7 +464,7 @@ impl One {
         let (this, fh) = (self.clone(), fh.clone());
         let kept = tokio::task::spawn_blocking(move || this.keep(&fh, &file, size_bytes, why)).await;
         if let Fate::Kept(name, path, why) = kept.map_err(io::Error::other)?? {
-            out.kept.push((name, path, why));
+            remaking.out.kept.push((name, path, why));
         }
         Ok(())
     }

@@ -317,19 +317,8 @@ impl Left {
         let name = || Name::new(parsed.name.clone()).ok();
         match &parsed.event {
             Event::Made(new) => {
-                let name = name()?;
-                let written = new.time;
+                let made = MadeLeft::of(place, new.clone(), name()?);
                 self.changed_in(&new.dir);
-                let made = MadeLeft {
-                    place,
-                    new: new.clone(),
-                    name,
-                    named: parsed.seq,
-                    size_bytes: 0,
-                    times: (None, None),
-                    written,
-                    sent: false,
-                };
                 self.made.insert(parsed.fh, made);
                 None
             }
@@ -344,21 +333,8 @@ impl Left {
             }
             Event::Set(set) => {
                 match self.made.get_mut(&parsed.fh) {
-                    Some(made) => {
-                        made.new.mode = set.mode.unwrap_or(made.new.mode);
-                        made.times.0 = set.atime.or(made.times.0);
-                        match set.size_bytes {
-                            // A truncation is a change of the bytes, at the recorded time.
-                            Some(size) => {
-                                made.size_bytes = size;
-                                (made.times.1, made.written) = (None, set.mtime.unwrap_or(made.written));
-                            }
-                            None => made.times.1 = set.mtime.or(made.times.1),
-                        }
-                    }
-                    None => {
-                        self.set.insert(parsed.fh, SetLeft { place, set: set.clone() });
-                    }
+                    Some(made) => made.set(set),
+                    None => drop(self.set.insert(parsed.fh, SetLeft { place, set: set.clone() })),
                 }
                 None
             }
@@ -393,9 +369,7 @@ impl Left {
             }
             Event::Data(w) => {
                 if let Some(made) = self.made.get_mut(&parsed.fh) {
-                    made.size_bytes = made.size_bytes.max(w.offset_bytes + parsed.data.len() as u64);
-                    made.written = Time { secs: w.wall_s, nanos: 0 };
-                    made.times.1 = None;
+                    made.wrote(w.offset_bytes + parsed.data.len() as u64, w.wall_s);
                 }
                 Some(parsed)
             }
@@ -502,6 +476,43 @@ impl Left {
         let mut live = HashMap::new();
         records.into_iter().for_each(|(segment, _)| *live.entry(segment).or_default() += 1);
         live
+    }
+}
+
+impl MadeLeft {
+    /// An object after the record of its creation.
+    fn of(place: (u64, u64), new: New, name: Name) -> Self {
+        Self {
+            place,
+            name,
+            named: place.0,
+            size_bytes: 0,
+            times: (None, None),
+            written: new.time,
+            sent: false,
+            new,
+        }
+    }
+
+    /// A program set attributes.
+    fn set(&mut self, set: &Attributes) {
+        self.new.mode = set.mode.unwrap_or(self.new.mode);
+        self.times.0 = set.atime.or(self.times.0);
+        match set.size_bytes {
+            // A truncation is a change of the bytes, at the recorded time.
+            Some(size) => {
+                self.size_bytes = size;
+                (self.times.1, self.written) = (None, set.mtime.unwrap_or(self.written));
+            }
+            None => self.times.1 = set.mtime.or(self.times.1),
+        }
+    }
+
+    /// A program wrote bytes up to `end_bytes`, at `wall_s` seconds since 1970.
+    fn wrote(&mut self, end_bytes: u64, wall_s: i64) {
+        self.size_bytes = self.size_bytes.max(end_bytes);
+        self.written = Time { secs: wall_s, nanos: 0 };
+        self.times.1 = None;
     }
 }
 
