@@ -253,6 +253,106 @@ fn expired_ticket_stops_its_user_only() {
     }
 }
 
+/// Data of a user waits while no ticket of the user works, also over a restart of the server. It
+/// arrives when a ticket works again, and an open file stays usable.
+/// Promise: 21c, 6a, 6e
+#[test]
+#[ignore = "needs root and krb5-kdc"]
+fn data_waits_for_usable_ticket() {
+    own_files();
+    let mut kdc = Kdc::new(47_200, &["alice"]);
+    let mut server = Server::hither(&mut kdc, "krb5i");
+    let alice = kdc.user("alice").clone();
+    server.home(&alice);
+    let journal = tempfile::tempdir().unwrap();
+    let local = format!("durability=local,journal-dir={}", journal.path().display());
+    for version in ["4.2", "3"] {
+        for mode in ["durability=server", "durability=lazy", &local] {
+            let shown = format!("vers={version},{mode}");
+            server.kinit(&kdc, &alice, "1h");
+            server.mount(&format!("vers={version},sec=krb5i,timeo=20,dirty-age=1,{mode}")).ok();
+            let dir = server.mnt().join("alice").display().to_string();
+            // The open file reports the failure once, at the first call that can.
+            let closed = if mode == "durability=server" {
+                String::new()
+            } else {
+                format!("echo closed > {dir}/closed;")
+            };
+            let script = format!(
+                "exec 3>> {dir}/open; echo data >&3; {closed} sleep 8; sync {dir}/open; \
+                 echo more >&3 || echo more >&3; sync {dir}/open"
+            );
+            let Server::Hither(serve) = &mut server else { unreachable!() };
+            let said = std::thread::scope(|s| {
+                let work = s.spawn(|| alice.sh(&script));
+                pause(500);
+                alice.sh("kdestroy").ok();
+                serve.kill();
+                serve.serve();
+                pause(4_000);
+                kdc.kinit(&alice, "1h", |program| Command::new(program));
+                work.join().unwrap()
+            });
+            assert_eq!(said.code, 0, "{shown}: {said:?}");
+            run(Command::new(HITHER).arg("sync").arg(server.mnt())).ok();
+            assert_eq!(
+                fs::read_to_string(server.export("alice/open")).unwrap(),
+                "data\nmore\n",
+                "{shown}: {said:?}"
+            );
+            if mode != "durability=server" {
+                assert_eq!(fs::read_to_string(server.export("alice/closed")).unwrap(), "closed\n", "{shown}");
+                fs::remove_file(server.export("alice/closed")).unwrap();
+            }
+            server.umount();
+            fs::remove_file(server.export("alice/open")).unwrap();
+        }
+    }
+}
+
+/// Another user's tickets at the place of a user's own are not used.
+/// Promise: 21c
+#[test]
+#[ignore = "needs root and krb5-kdc"]
+fn planted_tickets_are_not_used() {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    let mut kdc = Kdc::new(47_190, &["alice", "bob"]);
+    let server = Server::hither(&mut kdc, "krb5");
+    let (alice, bob) = (kdc.user("alice"), kdc.user("bob"));
+    let dir = server.export("all");
+    fs::create_dir(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+    server.mount("vers=4.2,sec=krb5").ok();
+    let file = server.mnt().join("all/f").display().to_string();
+    server.kinit(&kdc, bob, "1h");
+    let planted = |is_link: bool| {
+        let _ = fs::remove_file(alice.cache());
+        if is_link {
+            fs::set_permissions(bob.cache(), fs::Permissions::from_mode(0o644)).unwrap();
+            symlink(bob.cache(), alice.cache()).unwrap();
+            let (path, id) = (alice.cache(), Some(rustix::process::Uid::from_raw(bob.uid)));
+            rustix::fs::chownat(rustix::fs::CWD, path, id, None, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
+                .unwrap();
+        } else {
+            fs::copy(bob.cache(), alice.cache()).unwrap();
+            fs::set_permissions(alice.cache(), fs::Permissions::from_mode(0o644)).unwrap();
+            chown(alice.cache(), Some(bob.uid), Some(bob.uid)).unwrap();
+        }
+        std::thread::sleep(FAILURE_HOLDS);
+        alice.sh(&format!("echo data > {file}"))
+    };
+    for is_link in [false, true] {
+        let said = planted(is_link);
+        assert!(said.code != 0 && said.err.contains("Permission denied"), "{is_link}: {said:?}");
+        assert!(!dir.join("f").exists());
+    }
+    fs::remove_file(alice.cache()).unwrap();
+    server.kinit(&kdc, alice, "1h");
+    alice.sh(&format!("echo data > {file}")).ok();
+    assert_eq!(fs::metadata(dir.join("f")).unwrap().uid(), alice.uid);
+    server.umount();
+}
+
 /// SIGHUP makes the server read the groups of accounts again, without an error to programs.
 /// Promise: S17b
 #[test]

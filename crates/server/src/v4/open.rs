@@ -13,6 +13,7 @@ use super::state::{Open, OpenInner, State, VfsOpen, access, excludes, next};
 use crate::error::stat4;
 use crate::exclusive::{is_of_verifier, verifier_times};
 use crate::scarcity;
+use crate::table::Export;
 use bytes::Bytes;
 use hither_lease::Kind;
 use hither_proto::nfs4::{
@@ -77,17 +78,17 @@ struct Got {
     set: Bitmap4,
     /// The size to which an existing file must be truncated, in bytes.
     cut: Option<u64>,
-    /// The change of the directory.
-    dir: WireChange,
+    /// The change of the directory, if it is known.
+    dir: Option<WireChange>,
 }
 
 impl Got {
     /// A file of `export` that was opened with `share`.
     fn of(export: &Arc<Export>, share: u32, opened: Opened) -> Self {
-        let Opened { node, open: id, created, .. } = opened;
+        let Opened { node, open: id, created, dir, .. } = opened;
+        let dir = dir.filter(|_| created).map(|change| wire_change(&change));
         let below = VfsOpen { export: export.clone(), fh: node.fh.clone(), id, access: access(share) };
-        let (set, cut, dir) = (Bitmap4::EMPTY, None, WireChange::default());
-        Self { below: Arc::new(below), node, created, set, cut, dir }
+        Self { below: Arc::new(below), node, created, set: Bitmap4::EMPTY, cut: None, dir }
     }
 }
 
@@ -154,7 +155,8 @@ impl Exec<'_> {
             _ => None,
         };
         let got = self.open_claimed(&opening, entries.is_some()).await?;
-        let Got { below, node, created, set, cut, dir: cinfo } = got;
+        let Got { below, node, created, set, cut, dir } = got;
+        let cinfo = dir.unwrap_or_default();
         let mut file = at.with(node);
         if opening.writes && !changing.covers(&file.fh) {
             match self.for_change(&file, false).await {
@@ -427,16 +429,12 @@ impl Exec<'_> {
         if !may_create {
             creation.create = Create::No;
         }
-        let mut opened = self.open_or_create(opening, name, &creation).await?;
-        let change = opened.dir.take();
-        let mut got = Got::of(&dir.export, opening.share, opened);
-        got.dir = match (change, got.created) {
-            (Some(change), true) => wire_change(&change),
-            _ => {
-                let attrs = dir.export.vfs.getattr(&dir.cx, dir.file(None)).await.map_err(|e| stat4(&e))?;
-                WireChange { atomic: true, before: attrs.attr.change, after: attrs.attr.change }
-            }
-        };
+        let mut got = self.open_or_create(opening, name, &creation).await?;
+        if got.dir.is_none() {
+            let attrs = dir.export.vfs.getattr(&dir.cx, dir.file(None)).await.map_err(|e| stat4(&e))?;
+            let now = attrs.attr.change;
+            got.dir = Some(WireChange { atomic: true, before: now, after: now });
+        }
         got.cut = creation.size.filter(|size| if got.created { *size > 0 } else { true });
         if got.created || creation.verf.is_some() {
             got.set = creation.set;
@@ -482,7 +480,7 @@ impl Exec<'_> {
         opening: &Opening<'_>,
         name: &Name,
         creation: &Creation<'_>,
-    ) -> Result<Opened, Nfsstat4> {
+    ) -> Result<Got, Nfsstat4> {
         let (dir, share) = (&opening.at, opening.share);
         let vfs = &dir.export.vfs;
         let at = PathRef::name(&dir.fh, name);
@@ -496,10 +494,10 @@ impl Exec<'_> {
         let mut tries = 0;
         let failure = loop {
             match (vfs.open(&cx, at, &how).await, creation.verf) {
-                (Ok(opened), _) => return Ok(opened),
+                (Ok(opened), _) => return Ok(Got::of(&dir.export, share, opened)),
                 (Err(e), Some(verf)) if e.errno == libc::EEXIST => {
                     match self.open_again(dir, name, share, verf).await? {
-                        Some(opened) => return Ok(opened),
+                        Some(got) => return Ok(got),
                         // The existing file has been removed in the meantime.
                         None if tries < TRIES => tries += 1,
                         None => break e,
@@ -513,7 +511,8 @@ impl Exec<'_> {
                 // A client reads a file in order to execute it. The right to execute therefore
                 // suffices for an open for reading.
                 let how = OpenHow { execute: true, ..how };
-                vfs.open(&dir.cx, at, &how).await.map_err(|_| Nfsstat4::ACCESS)
+                let opened = vfs.open(&dir.cx, at, &how).await.map_err(|_| Nfsstat4::ACCESS)?;
+                Ok(Got::of(&dir.export, share, opened))
             }
             // The file existed a moment ago, so delegations of the directory were not recalled. The
             // client must try again.
@@ -530,7 +529,7 @@ impl Exec<'_> {
         name: &Name,
         share: u32,
         verf: &[u8; 8],
-    ) -> Result<Option<Opened>, Nfsstat4> {
+    ) -> Result<Option<Got>, Nfsstat4> {
         let vfs = &dir.export.vfs;
         let at = PathRef::name(&dir.fh, name);
         let trail = vfs.walk(&dir.cx, at, WalkRequest::default()).await.map_err(|e| stat4(&e))?;
@@ -543,7 +542,7 @@ impl Exec<'_> {
             return Err(Nfsstat4::EXIST);
         }
         let file = dir.with(node);
-        Ok(Some(self.open_handle(&file, share, true).await?.opened))
+        Ok(Some(self.open_handle(&file, share, true).await?))
     }
 
     /// Opens the object itself. `held`: the file was open before or is new, so its owner needs no
