@@ -5,8 +5,8 @@
 //! Handles therefore survive restarts and changes of the exports.
 //!
 //! The exports of a gateway share the handles of their origin. Its handles have a seal over number
-//! and handle ([`seal_handles`]), so a handle of one export is not valid in another. A sealed handle
-//! that is too long for NFSv3 travels as a keyed hash ([`LongHandles`]).
+//! and handle ([`seal_handles`]), so a handle of one export is not valid in another. A sealed
+//! handle that is too long for NFSv3 travels as a keyed hash ([`LongHandles`]).
 //!
 //! ```text
 //! 0x11 | number of the export, 3 bytes | handle of the Vfs   an object of an export

@@ -1,7 +1,8 @@
 //! OPEN, CLOSE and OPEN_DOWNGRADE.
 //!
 //! An open by filehandle is one compound, and so is an open by path ([`Core::open_by_name`]). After
-//! each change [`Core::settle`] makes the server's open state equal to the local one. An open whose caller no longer waits is closed like any other.
+//! each change [`Core::settle`] makes the server's open state equal to the local one. An open whose
+//! caller no longer waits is closed like any other.
 
 use super::attrs::NODE_ATTRS;
 use super::by_name::{ByName, Naming};

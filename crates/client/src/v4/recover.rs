@@ -4,10 +4,11 @@
 //! (RFC 8881 section 8.4). It creates a session for the same clientid. When the server no longer
 //! knows the clientid, the task gets a new one. Then it reclaims every open and lock. In the
 //! server's grace period it uses `CLAIM_PREVIOUS` and `reclaim`. RECLAIM_COMPLETE ends the reclaim.
-//! Servers refuse ordinary opens before it. So files that the server does not let the client reclaim
-//! are opened anew after it. A step without a usable answer is retried with growing intervals.
+//! Servers refuse ordinary opens before it. So files that the server does not let the client
+//! reclaim are opened anew after it. A step without a usable answer is retried with growing
+//! intervals.
 //!
-//! A user without a usable ticket reclaims nothing. His opens keep their old stateids. The next
+//! A user without a usable ticket reclaims nothing. The opens keep their old stateids. The next
 //! call with a usable ticket finds the loss, and opens the file anew.
 //!
 //! A lock that could not be reclaimed in the grace period is taken anew under one condition. The

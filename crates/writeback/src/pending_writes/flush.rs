@@ -279,8 +279,8 @@ impl WriteBack {
         }
     }
 
-    /// Reads the state of a file after a WRITE that a full server refused: it has changed times, and
-    /// no bytes. After a crash that state shows no change of another client.
+    /// Reads the state of a file after a WRITE that a full server refused: it has changed times,
+    /// and no bytes. After a crash that state shows no change of another client.
     pub(super) async fn look_after_refusal(&self, file: &File, errno: i32) {
         if matches!(errno, libc::ENOSPC | libc::EDQUOT) {
             self.look_what_it_is(file).await;

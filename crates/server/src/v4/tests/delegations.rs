@@ -252,6 +252,24 @@ async fn holder_opens_under_own_delegation() {
     assert_eq!(a.status(vec![Op::putfh(&fh), claim]).await, Nfsstat4::BAD_STATEID);
 }
 
+/// An OPEN under a delegation that the client does not hold is refused, and leaves no file open.
+#[tokio::test(start_paused = true)]
+async fn refused_open_leaves_no_file_open() {
+    let model = model();
+    let lab = Lab::new(&model, "/", 2, None);
+    begin(&lab).await;
+    let mut a = callable(&lab, "a").await;
+    let before = model.open_count();
+    let claim =
+        ClaimDelegateCur { delegate_stateid: Stateid { seqid: 1, other: [9; 12] }, file: b"f"[..].into() };
+    for _ in 0..3 {
+        let refused = a.open_as("f", READ, Some(OpenClaim::DelegateCur(claim.clone()))).await;
+        assert_eq!(refused.unwrap_err(), Nfsstat4::STALE_STATEID);
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(model.open_count(), before);
+}
+
 /// A client opens and writes a file under its own read delegation. Nothing is recalled and no call
 /// waits, even while other clients read the file. A write by another client recalls the delegation.
 /// Promise: S10
