@@ -118,15 +118,18 @@ impl LongHandles {
     /// The hash of a handle of export `number`, which the table keeps from now on. `None` for a
     /// handle of more than 128 bytes.
     pub fn name(&self, number: u32, fh: &Fh) -> Option<[u8; HASH_BYTES]> {
-        let record = record(number, &fh.0)?;
         let hash = self.hash(number, &fh.0);
         let mut places = self.places.lock();
-        if matches!(
-            (places.of_hash.get(&hash), &self.file),
-            (Some(Place::File(_)), _) | (Some(Place::Memory(_)), None)
-        ) {
+        let is_kept = match places.of_hash.get(&hash) {
+            Some(Place::File(_)) => true,
+            // The disk may take it now.
+            Some(Place::Memory(_)) => self.file.is_none(),
+            None => false,
+        };
+        if is_kept {
             return Some(hash);
         }
+        let record = record(number, &fh.0)?;
         let written = match &self.file {
             Some(file) => file.write_all_at(&record, offset_bytes(places.records)).map(|()| true),
             None => Ok(false),

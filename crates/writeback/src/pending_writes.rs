@@ -29,11 +29,12 @@
 //!
 //! **Errors.** A permanent refusal (EACCES, EROFS, EFBIG, ESTALE and the like) drops the bytes, as
 //! Linux does. After any other error (ENOSPC, EDQUOT, EIO of a silent server) the bytes are kept.
-//! They are sent again by every fsync, by writes, and by a timer with growing pauses. The close of
-//! the open that wrote them drops the bytes and returns the error. Each open of the file gets an
-//! error once, at its next write, fsync or close. An fsync whose own attempt fails always returns
-//! the error. While bytes are kept after an error, writes fail with the same error and take no
-//! bytes, so that a full server looks full.
+//! The same holds when the server judged nothing, because no ticket of the user worked
+//! ([`Error::is_unproven`](hither_vfs::Error)). They are sent again by every fsync, by writes, and
+//! by a timer with growing pauses. The close of the open that wrote them drops the bytes and
+//! returns the error. Each open of the file gets an error once, at its next write, fsync or close.
+//! An fsync whose own attempt fails always returns the error. While bytes are kept after an error,
+//! writes fail with the same error and take no bytes, so that a full server looks full.
 //!
 //! **Journal** ([`WriteBack::with_journal`]). A write is acknowledged when a journal on the local
 //! disk has it. The record leaves the journal when the server has the bytes on stable storage. See
