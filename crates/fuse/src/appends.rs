@@ -68,11 +68,7 @@ impl Appends {
             distance = 0;
         } else if self.running.load(Ordering::Acquire) == 0 && !is_late {
             let end = end.await?;
-            let from = match known {
-                Some(known) => known,
-                None if end == offset => offset,
-                None => self.first(offset).await,
-            };
+            let from = self.start(offset, known, end).await;
             distance = end.wrapping_sub(from) as i64;
             // With the same distance this may be a later request of the last append.
             let first = if distance == last.distance { last.from.min(from) } else { from };
@@ -82,6 +78,21 @@ impl Appends {
         append.runs = true;
         append.offset = offset.wrapping_add_signed(distance);
         Ok(append)
+    }
+
+    /// The kernel's length before an append, of which one request is at `offset`. `end` is the real
+    /// length.
+    async fn start(&self, offset: u64, known: Option<u64>, end: u64) -> u64 {
+        match known {
+            Some(known) if known == offset => offset,
+            // A later request of the append, unless the append begins at the real length.
+            Some(known) => match self.first(offset).await {
+                first if first == end => first,
+                _ => known,
+            },
+            None if end == offset => offset,
+            None => self.first(offset).await,
+        }
     }
 
     /// The place of the first request of an append, of which one is at `offset`.
@@ -156,6 +167,16 @@ mod tests {
                 }
             }
             assert!(appends.arrived.lock().is_empty());
+        }
+    }
+
+    /// An append at the real length stays there, whatever the kernel's length was believed to be.
+    #[tokio::test(start_paused = true)]
+    async fn append_at_real_length_stays() {
+        for known in [None, Some(300), Some(400)] {
+            let appends = Appends::default();
+            let append = appends.begin(400, || known, ready(Ok(400))).await.unwrap();
+            assert_eq!(append.offset, 400, "{known:?}");
         }
     }
 

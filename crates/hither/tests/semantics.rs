@@ -313,6 +313,45 @@ fn appends_go_to_new_end() {
     }
 }
 
+/// Several programs of a mount append to one file, and others ask for its length and open it. Each
+/// record is whole, in its order, and nothing is between the records.
+/// Promise: 3
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn records_of_several_programs_are_whole() {
+    const RECORDS: usize = 100;
+    let ganesha = Ganesha::start();
+    for options in ["vers=4.2", "vers=4.1", "vers=3", "vers=4.2,close=lazy", "vers=4.2,noac"] {
+        let two = Two::mount(&ganesha, options);
+        for round in 0..10 {
+            let path = two.a.join(format!("log{round}"));
+            let append = |program: char| {
+                let mut file = OpenOptions::new().append(true).create(true).open(&path).unwrap();
+                for n in 0..RECORDS {
+                    file.write_all(format!("{:x<99}\n", format!("{program}:{n:06}:")).as_bytes()).unwrap();
+                    // New opens and requests for attributes bring lengths to the kernel.
+                    if n % 7 == 0 {
+                        drop(File::open(&path).unwrap().metadata().unwrap());
+                    }
+                }
+            };
+            std::thread::scope(|s| {
+                ['a', 'b', 'c'].into_iter().for_each(|p| drop(s.spawn(move || append(p))))
+            });
+            let seen = read(&path);
+            assert_eq!(seen.len(), 3 * RECORDS * 100, "{options}, round {round}");
+            assert!(seen.lines().all(|line| line.len() == 99), "{options}, round {round}");
+            for program in ['a', 'b', 'c'] {
+                let own: Vec<&str> = seen.lines().filter(|line| line.starts_with(program)).collect();
+                let in_order = |n: usize| own[n].starts_with(&format!("{program}:{n:06}:"));
+                assert!(own.len() == RECORDS && (0..RECORDS).all(in_order), "{options}, round {round}");
+            }
+            std::fs::remove_file(&path).unwrap();
+        }
+        two.unmount();
+    }
+}
+
 /// Attributes are cached for at most `acregmax` and `acdirmax`, and absent names likewise.
 /// Promise: 8
 #[test]

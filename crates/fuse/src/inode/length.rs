@@ -28,6 +28,8 @@ pub(super) struct Length {
     invalidating: u32,
     /// End of the last one.
     invalidated: Option<Instant>,
+    /// Time of the last write of the mount.
+    written: Option<Instant>,
     /// Length in the last answers.
     told: u64,
     /// Number of running answers with this length.
@@ -44,6 +46,7 @@ impl Length {
             next: None,
             invalidating: 0,
             invalidated: None,
+            written: None,
             told: size,
             telling: 0,
             ended: None,
@@ -76,16 +79,19 @@ impl Length {
         self.next = None;
     }
 
-    /// Records a write up to `end`.
+    /// Records a write up to `end`. The kernel extends its length after the write. It may take an
+    /// earlier answer before that, and ignores it later.
     pub fn extend(&mut self, end: u64) {
+        self.written = Some(Instant::now());
         self.known = self.known.map(|size| size.max(end));
+        self.next = self.next.map(|size| size.max(end));
     }
 
     /// Starts an answer with `size` to a request that the kernel did not send before `sent`. Each
     /// accepted answer makes the kernel ignore the answers to requests before it.
     fn tell(&mut self, size: u64, sent: Instant) -> Effect {
         let since = |end: Option<Instant>| end.is_some_and(|end| end >= sent);
-        let invalid = self.invalidating > 0 || since(self.invalidated);
+        let invalid = self.invalidating > 0 || since(self.invalidated) || since(self.written);
         let other = self.told != size && (self.telling > 0 || since(self.ended));
         if self.known == Some(size) {
             self.outdated = false;

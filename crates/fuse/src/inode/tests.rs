@@ -228,6 +228,19 @@ async fn length_is_unknown_after_doubt() {
     assert!(!i.is_length(70), "the request was older than the end of the invalidation");
     i.has_length(70);
     assert!(i.is_length(70));
+
+    // The kernel extends its length after a write. It may take an earlier answer before that.
+    later().await;
+    let running = i.telling(80, Instant::now());
+    i.wrote(100, false);
+    drop(running);
+    assert!(!i.is_length(80), "shorter than the write");
+    i.has_length(100);
+    later().await;
+    let sent = Instant::now();
+    i.wrote(120, false);
+    drop(i.telling(100, sent));
+    assert!(!i.is_length(100), "the request was older than the write");
 }
 
 /// A different change attribute is another client's change, unless the mount modified the file.
