@@ -347,9 +347,22 @@ impl Wanted {
         let mut wanted = Self { sloppy: sloppy || words.contains(&"sloppy"), ..Self::default() };
         let mut wrong: Vec<String> = words.into_iter().filter_map(|word| wanted.take(word).err()).collect();
         if wrong.is_empty() {
-            wrong = wanted.agree();
+            wrong = wanted.agree().into_iter().map(|why| wanted.with_source(why)).collect();
         }
         if wrong.is_empty() { Ok(wanted) } else { Err(wrong) }
+    }
+
+    /// A message that names an option which only `durability=` has set names that as well.
+    fn with_source(&self, why: String) -> String {
+        let durability = self.given.iter().rfind(|word| word.starts_with("durability="));
+        let is_given = |name: &str| self.given.iter().any(|word| word == name);
+        let names = ["close=lazy", "close=delegated", "writeback=journal", "exclusive", "creates=here"];
+        match durability {
+            Some(word) if names.iter().any(|n| why.contains(&format!("'{n}'")) && !is_given(n)) => {
+                format!("{why} ('{word}' sets some of these)")
+            }
+            _ => why,
+        }
     }
 
     /// Whether the files never change, neither at the server nor through this mount.

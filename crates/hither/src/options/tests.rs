@@ -296,9 +296,17 @@ fn durability_sets_other_options() {
     same("durability=lazy,durability=server", "close=wait");
     same("durability=local-names,durability=local", "writeback=journal,exclusive");
     same("durability=lazy,close=wait", "close=wait");
-    for bad in ["durability=soon", "durability=local,writeback=memory", "durability=lazy,writeback=journal"] {
-        assert!(parse(bad).is_err(), "{bad}");
+    assert!(parse("durability=soon").is_err());
+    for bad in [
+        "durability=local,writeback=memory",
+        "durability=lazy,writeback=journal",
+        "durability=local-names,sync",
+        "durability=delegated,consistency=strict",
+    ] {
+        let word = bad.split(',').next().unwrap();
+        assert!(refusal(bad).contains(&format!("('{word}' sets some of these)")), "{}", refusal(bad));
     }
+    assert!(!refusal("close=lazy,writeback=journal").contains("durability"));
 }
 
 #[test]
