@@ -17,7 +17,7 @@
 //! at the close. The removal of the directory waits for such closes.
 
 use crate::handles::OpenFile;
-use crate::inode::Inode;
+use crate::inode::{Ident, Inode};
 use crate::session::Session;
 use hither_vfs::{Cred, OpenAccess, OpenHow, PathRef, RequestContext, Result};
 use parking_lot::Mutex;
@@ -61,12 +61,13 @@ struct Handles {
     closes: u64,
     /// Directories in which a name was removed while a handle was open. The layer below may have a
     /// hidden name there.
-    left: SmallVec<[u64; 1]>,
+    left: SmallVec<[Ident; 1]>,
 }
 
-/// Files that lost a name while a handle was open, by the directory of the name.
+/// Files that lost a name while a handle was open, by the directory of the name. The kernel may
+/// forget the directory in the meantime and find it again with another number.
 #[derive(Debug, Default)]
-pub(crate) struct Removed(Mutex<HashMap<u64, Vec<Arc<Inode>>>>);
+pub(crate) struct Removed(Mutex<HashMap<Ident, Vec<Arc<Inode>>>>);
 
 /// Whether the kernel may be releasing a handle.
 #[derive(Debug)]
@@ -118,6 +119,12 @@ impl InUse {
     /// Waits until no handle is open, or one is certainly in use. Returns false after the timeout.
     async fn wait_for_releases(&self, most: Duration) -> bool {
         self.when(most, |handles| handles.open == 0 || handles.quiet < handles.open).await
+    }
+
+    /// Whether a handle is open or being closed. The removal of a name must find such a file.
+    pub fn is_held(&self) -> bool {
+        let handles = self.handles.lock();
+        handles.open + handles.closing > 0
     }
 
     /// Number of handles that the layer below has closed.
@@ -206,7 +213,7 @@ impl InUse {
 
 impl Removed {
     /// A name of a file in directory `dir` was removed.
-    pub fn add(&self, file: &Arc<Inode>, dir: u64) {
+    pub fn add(&self, file: &Arc<Inode>, dir: Ident) {
         let mut handles = file.in_use.handles.lock();
         if handles.open + handles.closing > 0 && !handles.left.contains(&dir) {
             handles.left.push(dir);
@@ -215,7 +222,7 @@ impl Removed {
     }
 
     /// Files that lost a name in this directory and have not been closed since.
-    pub fn of(&self, dir: u64) -> Vec<Arc<Inode>> {
+    pub fn of(&self, dir: Ident) -> Vec<Arc<Inode>> {
         self.0.lock().get(&dir).cloned().unwrap_or_default()
     }
 
@@ -228,7 +235,7 @@ impl Removed {
             let mut removed = self.0.lock();
             for dir in handles.left.drain(..) {
                 let Some(files) = removed.get_mut(&dir) else { continue };
-                files.retain(|f| f.id != file.id);
+                files.retain(|f| !std::ptr::eq(&**f, file));
                 if files.is_empty() {
                     removed.remove(&dir);
                 }
@@ -251,8 +258,14 @@ impl Session {
             Poll::Ready(closed) => closed,
             Poll::Pending => close.await,
         };
-        self.removed.closed(&file.inode);
+        self.closed(&file.inode);
         closed
+    }
+
+    /// The layer below has closed a handle of a file.
+    fn closed(&self, file: &Inode) {
+        self.removed.closed(file);
+        self.forget(file.id, 0);
     }
 
     /// Keeps a file open until the thread that found it has opened it. `cred` is the identity of
@@ -270,7 +283,7 @@ impl Session {
                 inode.in_use.opens_end().await;
                 inode.in_use.released(&quiet);
                 let _ = session.vfs.close(&cx, &fh, opened.open).await;
-                session.removed.closed(&inode);
+                session.closed(&inode);
             });
             return;
         }

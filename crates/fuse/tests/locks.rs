@@ -249,12 +249,18 @@ fn local_locks_need_no_server() {
 }
 
 /// A lock ends with the close(2) of its descriptor. The next lock of the same program succeeds at
-/// once, and F_OFD_GETLK finds none.
+/// once, and F_OFD_GETLK finds none. The same while the kernel forgets the files.
 /// Promise: 16
 #[test]
 fn closed_descriptor_has_no_lock() {
     let Some(m) = mounted(1000) else { return };
     let _no_forks = FORKS.write().unwrap_or_else(|e| e.into_inner());
+    closed_descriptors_have_no_locks(&m);
+    m.forgetting(|| closed_descriptors_have_no_locks(&m));
+    m.end();
+}
+
+fn closed_descriptors_have_no_locks(m: &Mount) {
     std::thread::scope(|s| {
         for thread in 0..6 {
             let path = m.path(&format!("f{thread}"));
@@ -273,7 +279,6 @@ fn closed_descriptor_has_no_lock() {
             });
         }
     });
-    m.end();
 }
 
 /// Takes a lock of the whole file for writing, and waits for it.

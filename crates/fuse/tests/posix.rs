@@ -494,23 +494,40 @@ fn unsupported_operation_is_requested_once() {
 }
 
 /// The layer below keeps the hidden name of a removed file until it has closed the file. The
-/// directory is removed after a late close.
+/// directory is removed after a late close, also when the kernel has forgotten the directory, or
+/// the file, since their last use.
 /// Promise: 13
 #[test]
 fn rmdir_waits_for_late_close() {
     let Some(m) = mounted(60_000) else { return };
-    fs::create_dir(m.path("d")).unwrap();
-    let file = File::create(m.path("d/f")).unwrap();
-    fs::remove_file(m.path("d/f")).unwrap();
-    m.gate.shut("close");
-    m.gate.fail("rmdir", libc::ENOTEMPTY);
-    drop(file);
-    eventually("the file is being closed", || m.gate.waiting("close") == 1);
-    let dir = m.path("d");
-    let remover = std::thread::spawn(move || fs::remove_dir(dir));
-    eventually("the directory is not empty", || m.gate.calls("rmdir") == 1);
-    m.gate.fail("rmdir", 0);
-    m.gate.open_all();
-    remover.join().unwrap().unwrap();
+    for (removed_open, forgets) in [(true, false), (true, true), (false, false), (false, true)] {
+        let (dir, path) = (m.path("d"), m.path("d/f"));
+        fs::create_dir(&dir).unwrap();
+        let file = File::create(&path).unwrap();
+        if removed_open {
+            fs::remove_file(&path).unwrap();
+        }
+        m.gate.shut("close");
+        m.gate.fail("rmdir", libc::ENOTEMPTY);
+        drop(file);
+        eventually("the file is being closed", || m.gate.waiting("close") == 1);
+        if forgets {
+            let forgets = || m.requests("FORGET") + m.requests("BATCH_FORGET");
+            let before = forgets();
+            m.forget();
+            eventually("the directory is forgotten", || forgets() > before);
+        }
+        if !removed_open {
+            fs::remove_file(&path).unwrap();
+        }
+        let before = m.gate.calls("rmdir");
+        let remover = std::thread::spawn(move || fs::remove_dir(dir));
+        eventually("the directory is not empty", || m.gate.calls("rmdir") == before + 1);
+        m.gate.fail("rmdir", 0);
+        m.gate.open_all();
+        let removed = remover.join().unwrap();
+        assert!(removed.is_ok(), "{removed_open} {forgets}: {removed:?}");
+        eventually("closed objects are forgotten", || m.mounted().counts().inodes == 1);
+    }
     m.end();
 }

@@ -174,7 +174,9 @@ impl Inodes {
         }
     }
 
-    /// Subtracts `count` lookups. Returns true when the inode was removed with the last one.
+    /// Subtracts `count` lookups. Returns true when the inode was removed with the last one. An
+    /// inode with handles stays, because the kernel may find its object again before a close ends.
+    /// A call with the `count` 0 then removes it.
     pub fn forget(&self, id: u64, count: u64) -> bool {
         if id == self.root.id {
             return false;
@@ -183,7 +185,7 @@ impl Inodes {
         let t = &mut *table;
         let Some(entry) = t.by_id.get_mut(&id) else { return false };
         entry.lookups = entry.lookups.saturating_sub(count);
-        if entry.lookups > 0 {
+        if entry.lookups > 0 || entry.inode.in_use.is_held() {
             return false;
         }
         let Some(entry) = t.by_id.remove(&id) else { return false };

@@ -86,7 +86,7 @@ impl Call {
         self.session.vfs.unlink(&self.cx(), &dir.fh(), &name, fh.as_ref()).await?;
         self.session.inodes.unbind(dir.id, &name);
         if let Some(target) = &target {
-            self.session.removed.add(target, dir.id);
+            self.session.removed.add(target, dir.ident);
         }
         Ok(Answer::empty())
     }
@@ -96,7 +96,7 @@ impl Call {
         let _changing = self.changing(&dir);
         // Read before, because the file that blocks the removal may be closed when it fails.
         let emptied = self.session.inodes.child(dir.id, &name);
-        let removed = emptied.as_ref().map(|emptied| self.session.removed.of(emptied.id));
+        let removed = emptied.as_ref().map(|emptied| self.session.removed.of(emptied.ident));
         let removed = removed.unwrap_or_default();
         note_dir_removal(emptied.as_deref(), true);
         let removed = match self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await {
@@ -150,7 +150,7 @@ impl Call {
         let [moved_id, replaced_id] = [&known, &replaced].map(|i| i.as_ref().map(|i| i.id));
         inodes.rename((dir.id, &from), (to_dir.id, &to), (moved_id, replaced_id), exchange);
         if let (Some(replaced), false) = (&replaced, exchange) {
-            self.session.removed.add(replaced, to_dir.id);
+            self.session.removed.add(replaced, to_dir.ident);
         }
         // The kernel takes the object for the one that it has cached under the old name.
         if moved.object.is_none() || moved.object != known.as_ref().map(|i| i.fh()) {

@@ -11,10 +11,11 @@ pub use aio::aio_write;
 pub use gate::Gate;
 use hither_fuse::{Config, Layers, Mounted, mount};
 use hither_vfs::{Env, Fh, File, Name, PathRef, SetAttr, Vfs, model::Model};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 #[allow(unused_imports)]
@@ -93,6 +94,33 @@ impl Mount {
     /// Name in `/sys/fs/fuse/connections`.
     pub fn connection(&self) -> u32 {
         self.mounted().device().1
+    }
+
+    /// Lets the kernel forget all objects that no program uses.
+    pub fn forget(&self) {
+        let path = std::ffi::CString::new(self.dir.to_str().unwrap()).unwrap();
+        let flags = libc::MS_REMOUNT | libc::MS_NOSUID | libc::MS_NODEV;
+        // SAFETY: NUL-terminated strings; FUSE ignores the options of a remount.
+        let ok = unsafe {
+            libc::mount(c"none".as_ptr(), path.as_ptr(), std::ptr::null(), flags, std::ptr::null())
+        };
+        assert_eq!(ok, 0, "a remount: {}", std::io::Error::last_os_error());
+    }
+
+    /// Runs `act` while the kernel repeatedly forgets all objects that no program uses.
+    pub fn forgetting<T>(&self, act: impl FnOnce() -> T) -> T {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    self.forget();
+                    pause(1);
+                }
+            });
+            let done = catch_unwind(AssertUnwindSafe(act));
+            over.store(true, Ordering::Relaxed);
+            done.unwrap_or_else(|panic| resume_unwind(panic))
+        })
     }
 
     /// Aborts the connection.
