@@ -305,11 +305,11 @@ impl Vfs for V3 {
         _: FileRange,
         _: LockWait,
     ) -> Result<Option<Attrs>> {
-        Err(Error::new(libc::ENOLCK))
+        Err(unsupported())
     }
 
     async fn unlock(&self, _: &RequestContext, _: File<'_>, _: LockOwner, _: FileRange) -> Result<()> {
-        Err(Error::new(libc::ENOLCK))
+        Err(unsupported())
     }
 
     async fn test_lock(
@@ -320,7 +320,7 @@ impl Vfs for V3 {
         _: LockKind,
         _: FileRange,
     ) -> Result<Option<LockConflict>> {
-        Err(Error::new(libc::ENOLCK))
+        Err(unsupported())
     }
 
     async fn seek(&self, _: &RequestContext, _: File<'_>, _: u64, _: Seek) -> Result<u64> {

@@ -8,7 +8,6 @@ use common::serve::Serve;
 use common::wire::Wire;
 use common::{HITHER, Random, own_files, pause, run, sh};
 use hither_proto::nfs3::{Diropargs3, LookupArgs, Nfsstat3, ReadArgs, WriteArgs};
-use rustix::fs::FlockOperation;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -268,37 +267,6 @@ fn kills_lose_no_synced_byte() {
         }
         umount(&mnt);
     });
-}
-
-/// A lock of a client is held at the origin. After a kill of the gateway the client reclaims it.
-/// Promise: G4
-#[test]
-#[ignore = "needs root"]
-fn locks_are_held_at_origin() {
-    own_files();
-    let mut origin = Serve::of_directory();
-    origin.serve();
-    let mut gateway = Serve::gateway(&origin, "vers=4.2");
-    gateway.serve();
-    let (through, direct) = (gateway.mnt("through"), origin.mnt("direct"));
-    gateway.mount("vers=4.2", &through).ok();
-    origin.mount("vers=4.2", &direct).ok();
-    let lock = |dir: &Path| {
-        let file = File::options().create(true).truncate(false).write(true).open(dir.join("l")).unwrap();
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map(|()| file)
-    };
-    let held = lock(&through).unwrap();
-    assert_eq!(lock(&direct).unwrap_err(), rustix::io::Errno::AGAIN);
-    gateway.kill();
-    gateway.serve();
-    // The client reclaims when it learns of the restart.
-    held.write_all_at(b"x", 0).unwrap();
-    held.sync_all().unwrap();
-    assert_eq!(lock(&direct).unwrap_err(), rustix::io::Errno::AGAIN);
-    drop(held);
-    common::wait_for("the end of the lock", 20, || lock(&direct).is_ok());
-    umount(&through);
-    umount(&direct);
 }
 
 /// Each gateway of a chain makes handles longer, and each handle fits into NFSv3's. Handles survive

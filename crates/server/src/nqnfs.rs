@@ -99,11 +99,12 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spe
     };
     let key = key.map(|key| key.by(client.filter(|c| c.named).map(|c| c.id.0)));
     let caller = Caller { r: &request, client: client.map(|c| c.id), long: client.is_some_and(|c| c.long) };
-    let run = async {
+    // Boxed, so that a call that waits for memory takes little of it.
+    let run = Box::pin(async {
         let mut out = Enc::new();
         execute(&caller, args).await.encode(&mut out);
         Ok(out)
-    };
+    });
     server.replies.once(key, run).await
 }
 

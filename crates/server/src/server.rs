@@ -14,7 +14,7 @@ use bytes::Bytes;
 use hither_proto::nqnfs as wire;
 use hither_proto::{mount, nfs3, nfs4};
 use hither_rpc::BoxFuture;
-use hither_rpc::server::{Caller, Incoming, Outcome, Pace, Peer, Program, Service};
+use hither_rpc::server::{Caller, Incoming, Outcome, Pace, Peer, Program, SMALL_BYTES, Service};
 use hither_vfs::{Answered, Env, Error, Fh, RequestContext, Spent};
 use parking_lot::RwLock;
 use std::path::PathBuf;
@@ -297,7 +297,9 @@ impl Service for Server {
     }
 
     fn call(self: Arc<Self>, call: Incoming) -> BoxFuture<'static, Outcome> {
-        Box::pin(self.counted(call))
+        let call = self.counted(call);
+        debug_assert!(size_of_val(&call) <= SMALL_BYTES, "{} bytes", size_of_val(&call));
+        Box::pin(call)
     }
 
     fn closed(&self, peer: &Peer) {

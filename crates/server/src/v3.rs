@@ -49,16 +49,17 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spe
     let name = key.map(Key::to_bytes);
     let request = Request { call: name, ..Request::new(server, (call.peer, call.caller), spent) };
     if let Call3::Read(a) = &args
-        && let Some(outcome) = read::read_piped(&request, a).await
+        && let Some(outcome) = Box::pin(read::read_piped(&request, a)).await
     {
         return outcome;
     }
-    let run = async {
+    // Boxed, so that a call that waits for memory takes little of it.
+    let run = Box::pin(async {
         let mut out = Enc::new();
         execute(&request, args).await.encode(&mut out);
         // As for a credential that is too weak: the client cannot succeed on this connection.
         if request.too_weak.load(Relaxed) { Err(AuthStat::TOOWEAK) } else { Ok(out) }
-    };
+    });
     server.replies.once(key, run).await
 }
 

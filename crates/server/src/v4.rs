@@ -394,8 +394,9 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spe
     }
     let Some(first) = compound.ops.first() else { return whole(&compound, Nfsstat4::OK, vec![]) };
     match first {
-        Op::Sequence(args) => in_session(&request, &compound, *args, sum, len).await,
-        _ => outside_session(&request, &compound).await,
+        // Boxed, so that a call that waits for memory takes little of it.
+        Op::Sequence(args) => Box::pin(in_session(&request, &compound, *args, sum, len)).await,
+        _ => Box::pin(outside_session(&request, &compound)).await,
     }
 }
 

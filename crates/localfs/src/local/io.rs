@@ -138,23 +138,17 @@ impl Inner {
             // A failed journal must be known to be void before this write is answered.
             self.without_failed_journal(worker)?;
         }
-        // With a journal the whole file is synced, which voids its records.
-        let sync = stable && self.journal.is_none();
         let bytes = {
             let _changing = object.changes.begin();
-            if !sync {
-                object.unsynced.store(true, Ordering::SeqCst);
-            }
-            let wrote = worker.caller(|| sys::write(fd.as_fd(), data, at, sync));
+            object.unsynced.store(true, Ordering::SeqCst);
+            let wrote = worker.caller(|| sys::write(fd.as_fd(), data, at));
             self.note_bare(&object);
-            wrote.inspect_err(|e| {
-                if e.errno == libc::EIO {
-                    self.disk_failed(e);
-                }
-            })?
+            wrote?
         };
-        if stable && !sync {
-            self.sync_one(worker, &object)?;
+        if stable {
+            // Not by RWF_SYNC: its error would not tell whether this write found no space, or bytes
+            // of earlier writes were lost.
+            self.commit_object(worker, &object)?;
         }
         Ok(Wrote { bytes, attrs: Some(self.attrs(&object)?) })
     }

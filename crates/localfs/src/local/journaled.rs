@@ -327,7 +327,7 @@ impl Inner {
         };
         let wrote = {
             let _changing = object.changes.begin();
-            worker.caller(|| sys::write(fd.as_fd(), data, at, false))
+            worker.caller(|| sys::write(fd.as_fd(), data, at))
         };
         let wrote = wrote.inspect_err(|e| {
             if e.errno == libc::EIO {

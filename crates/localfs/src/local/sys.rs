@@ -241,14 +241,12 @@ pub(super) fn is_cached(fd: BorrowedFd<'_>, at: u64, len: u64) -> bool {
     ret == 0 && told[0] >= (at % PAGE_BYTES + len).div_ceil(PAGE_BYTES)
 }
 
-/// Writes all of `data` at `at` and returns the number of bytes written. With `sync`, the bytes and
-/// all metadata are on stable storage when this returns. Fewer bytes are written when the disk
-/// fills up.
+/// Writes all of `data` at `at` and returns the number of bytes written. Fewer bytes are written
+/// when the disk fills up.
 ///
 /// # Errors
 /// `EFBIG` also for bytes beyond the largest offset, where pwrite(2) says `EINVAL`.
-pub(super) fn write(fd: BorrowedFd<'_>, data: &Data, at: u64, sync: bool) -> Result<u64> {
-    let flags = if sync { libc::RWF_SYNC } else { 0 };
+pub(super) fn write(fd: BorrowedFd<'_>, data: &Data, at: u64) -> Result<u64> {
     let mut slices: Vec<IoSlice<'_>> = data.parts().iter().map(|p| IoSlice::new(p)).collect();
     let mut rest = slices.as_mut_slice();
     IoSlice::advance_slices(&mut rest, 0);
@@ -260,7 +258,7 @@ pub(super) fn write(fd: BorrowedFd<'_>, data: &Data, at: u64, sync: bool) -> Res
         let offset = end - len as libc::off_t + total as libc::off_t;
         let count = rest.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
         // SAFETY: IoSlice has the layout of iovec, and the slices live through the call.
-        let ret = unsafe { libc::pwritev2(fd.as_raw_fd(), rest.as_ptr().cast(), count, offset, flags) };
+        let ret = unsafe { libc::pwritev(fd.as_raw_fd(), rest.as_ptr().cast(), count, offset) };
         match done(ret as libc::c_long) {
             Ok(0) => break,
             Ok(n) => {

@@ -22,8 +22,9 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-/// A reply up to this size is small. Each accepted call gets this much memory for its reply.
-pub(super) const SMALL_BYTES: usize = 4 << 10;
+/// A reply up to this size is small. Each accepted call gets this much memory for its future while
+/// it waits, and then for its reply.
+pub const SMALL_BYTES: usize = 4 << 10;
 /// A call above this size is large.
 const LARGE_BYTES: usize = 64 << 10;
 /// This part of the memory is reserved for small calls of connections without other calls (an

@@ -331,7 +331,7 @@ impl Inner {
                 while done < len {
                     let piece = PIECE_BYTES.min(len - done);
                     let data = journal.bytes_of(&source.skip(done), piece)?;
-                    let wrote = sys::write(fd.as_fd(), &data.into(), start + done, false).map_err(plain)?;
+                    let wrote = sys::write(fd.as_fd(), &data.into(), start + done).map_err(plain)?;
                     if wrote != piece {
                         return Err(io::Error::from(io::ErrorKind::StorageFull));
                     }

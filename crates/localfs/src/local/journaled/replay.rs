@@ -143,7 +143,7 @@ impl<'a> Replay<'a> {
         }
         times.lacked = true;
         let len = data.len() as u64;
-        let wrote = sys::write(fd.as_fd(), &data.into(), at, false).map_err(plain)?;
+        let wrote = sys::write(fd.as_fd(), &data.into(), at).map_err(plain)?;
         if wrote != len {
             return Err(io::Error::new(
                 ErrorKind::StorageFull,

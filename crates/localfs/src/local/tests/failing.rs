@@ -53,11 +53,12 @@ impl Disk {
 
     fn serve(&self) -> Local {
         let journal = JournalOptions { path: self.0.path("journal"), size_bytes: 4 << 20, discard: false };
-        let options = LocalOptions {
-            state_dir: Some(self.0.path("mnt/state")),
-            journal: Some(journal),
-            ..Default::default()
-        };
+        self.serve_with(Some(journal))
+    }
+
+    fn serve_with(&self, journal: Option<JournalOptions>) -> Local {
+        let options =
+            LocalOptions { state_dir: Some(self.0.path("mnt/state")), journal, ..Default::default() };
         Local::open(&self.0.path("mnt/export"), options, env()).unwrap()
     }
 
@@ -282,4 +283,57 @@ async fn failing_disk_never_gives_older_bytes() {
     }
     disk.write_back_and_forget();
     assert_eq!(files.check(&l, "mended").await.1, 0);
+}
+
+/// Lost UNSTABLE bytes of one client show in its COMMIT or in the write verifier, whichever call of
+/// another client met the error of the disk first.
+/// Promise: S5
+#[tokio::test]
+async fn lost_bytes_are_told_to_their_writer() {
+    let Some(disk) = Disk::new() else { return };
+    for call in ["stable write", "stable write with names", "commit", "chmod", "finish", "close", "none"] {
+        let l = disk.serve_with(None);
+        let mut files = Files::new(&l).await;
+        let place = disk.find(&[files.bytes[0][..BLOCK].to_vec()]);
+        disk.fail(&place);
+        let epoch = l.write_epoch();
+        files.write(&l, 0, 0, pattern(9, BLOCK), Stability::Unstable).await.unwrap();
+        // The kernel writes back at any time.
+        let _ = sys::write_back(disk.file(0).as_fd(), 0, 0);
+        let (cx, fh) = (root(), files.fhs[0].clone());
+        let file = File { fh: &fh, open: None };
+        let (block, at) = (Bytes::from(pattern(8, BLOCK)), 3 * BLOCK as u64);
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let answered = match call {
+            "stable write" => l.write(&cx, file, at, block.into(), Stability::Stable).await.map(drop),
+            "stable write with names" => {
+                let made = create(&l, &cx, &top(&l).await, "new", 0o644).await.unwrap();
+                l.unlink(&cx, &top(&l).await, &name("new"), Some(&made.node.fh)).await.unwrap();
+                l.write(&cx, file, at, block.into(), Stability::Stable).await.map(drop)
+            }
+            "commit" => l.commit(&cx, file).await,
+            "chmod" => l.setattr(&cx, file, &mode).await.map(drop),
+            "finish" => l.finish(&cx, file, Some((at, block.into())), &mode).await.map(drop),
+            "close" => {
+                let how = OpenHow::existing(OpenAccess::WRITE);
+                let opened = l.open(&cx, PathRef::fh(&fh), &how).await.unwrap();
+                l.close(&cx, &fh, opened.open).await
+            }
+            _ => Ok(()),
+        };
+        disk.mend();
+        let committed = l.commit(&cx, file).await;
+        assert!(
+            committed.is_err() || l.write_epoch() != epoch,
+            "after {call} ({answered:?}) the bytes count as stable"
+        );
+        // Sent again, they arrive.
+        files.write(&l, 0, 0, pattern(9, BLOCK), Stability::Unstable).await.unwrap();
+        l.commit(&cx, file).await.unwrap();
+        for file in 0..FILES {
+            l.unlink(&cx, &top(&l).await, &name(&format!("f{file}")), None).await.unwrap();
+        }
+        // syncfs(2) reports the failed write-back once more.
+        let _ = l.shutdown(&cx).await;
+    }
 }
