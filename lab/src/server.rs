@@ -104,6 +104,9 @@ impl Endpoint {
     }
 }
 
+/// The path of [`Server::export_read_only`] for NFSv4.
+pub const READ_ONLY: &str = "/read-only";
+
 /// One server of a laboratory.
 pub struct Server<'a> {
     lab: &'a Lab,
@@ -281,6 +284,52 @@ impl<'a> Server<'a> {
         self.lab.dir(&format!("{}/export", kind.name()))
     }
 
+    /// Exports the directory once more, read-only, at [`READ_ONLY`]. Clients may see that a moment
+    /// later. ganesha always exports it. Returns whether the server can.
+    pub fn export_read_only(&self) -> Res<bool> {
+        match self.kind {
+            Kind::Hither => {
+                let dir = self.export_dir()?;
+                let (dir, at) = (dir.display(), format!("{}{READ_ONLY}", dir.display()));
+                sh(&format!("mkdir -p '{at}'; mountpoint -q '{at}' || mount --bind '{dir}' '{at}'"))?;
+                self.write_exports(&format!("{at} *(ro,no_root_squash)\n"))?;
+                self.daemon().signal(Signal::HUP)?;
+            }
+            Kind::Knfsd => self.in_guest(&format!(
+                "set -e; mkdir -p /srv{READ_ONLY}; mountpoint -q /srv{READ_ONLY} || mount --bind /srv /srv{READ_ONLY}
+                 exportfs -i -o ro,no_root_squash,no_subtree_check,fsid=1,insecure '*:/srv{READ_ONLY}'"
+            ))?,
+            Kind::Ganesha | Kind::Gateway => {}
+        }
+        Ok(self.kind != Kind::Gateway)
+    }
+
+    /// Ends [`Self::export_read_only`].
+    pub fn unexport_read_only(&self) -> Res<()> {
+        match self.kind {
+            Kind::Hither => {
+                self.write_exports("")?;
+                self.daemon().signal(Signal::HUP)?;
+                let at = format!("{}{READ_ONLY}", self.export_dir()?.display());
+                sh(&format!("umount -l '{at}'; rmdir '{at}'")).map(drop)
+            }
+            Kind::Knfsd => self.in_guest(&format!(
+                "set -e; exportfs -u '*:/srv{READ_ONLY}'; exportfs -f
+                 umount -l /srv{READ_ONLY}; rmdir /srv{READ_ONLY}"
+            )),
+            Kind::Ganesha | Kind::Gateway => Ok(()),
+        }
+    }
+
+    /// Runs a script in the guest of knfsd.
+    fn in_guest(&self, script: &str) -> Res<()> {
+        let mut said = String::new();
+        match (Agent { ip: KNFSD_IP }).run(script, Duration::from_secs(30), |line| said = line.into())? {
+            0 => Ok(()),
+            code => Err(Fail(format!("{}: exit code {code}: {said}", self.kind.name()))),
+        }
+    }
+
     /// The origin of a gateway.
     fn origin(&self) -> Server<'a> {
         Server::new(self.lab, Kind::Ganesha)
@@ -300,10 +349,15 @@ impl<'a> Server<'a> {
         self.agent().start(c, &self.lab.run.join(self.kind.name()).join("agent.log")).map(drop)
     }
 
+    /// Writes the exports of hither: the directory, and further lines. Returns the file's path.
+    fn write_exports(&self, further: &str) -> Res<PathBuf> {
+        let (export, exports) = (self.export_dir()?, self.lab.run.join("hither/exports"));
+        fs::write(&exports, format!("{} *(rw,no_root_squash,fsid=0)\n{further}", export.display()))?;
+        Ok(exports)
+    }
+
     fn hither(&self, options: &Options) -> Res<Command> {
-        let (export, state) = (self.export_dir()?, self.lab.dir("hither/state")?);
-        let exports = self.lab.run.join("hither/exports");
-        fs::write(&exports, format!("{} *(rw,no_root_squash,fsid=0)\n", export.display()))?;
+        let (exports, state) = (self.write_exports("")?, self.lab.dir("hither/state")?);
         let at = self.kind.direct();
         let mut c = command(&[&self.lab.hither().display().to_string(), "serve"]);
         c.arg("--config").arg(exports).arg("--listen").arg(format!("{}:{}", at.ip, at.port));
@@ -351,9 +405,11 @@ impl<'a> Server<'a> {
              NFSV4 {{ Grace_Period = {GRACE_S}; Lease_Lifetime = {LEASE_S}; Minor_Versions = 0,1,2; Delegations = {on}; }}\n\
              EXPORT_DEFAULTS {{ Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Transports = TCP;\n\
              \x20 Delegations = {deleg}; }}\n\
-             EXPORT {{ Export_Id = 1; Path = {}; Pseudo = /export; FSAL {{ Name = VFS; }} }}\n\
+             EXPORT {{ Export_Id = 1; Path = {path}; Pseudo = /export; FSAL {{ Name = VFS; }} }}\n\
+             EXPORT {{ Export_Id = 2; Path = {path}; Pseudo = {READ_ONLY}; Access_Type = RO;\n\
+             \x20 FSAL {{ Name = VFS; }} }}\n\
              LOG {{ Default_Log_Level = WARN; }}\n",
-            export.display()
+            path = export.display()
         );
         fs::write(dir.join("ganesha.conf"), conf)?;
         self.start_rpcbind()?;

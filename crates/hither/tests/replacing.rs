@@ -467,6 +467,51 @@ fn directory_is_empty_after_last_close() {
     });
 }
 
+/// Opens a file with two names, removes the one in `dir` in one of several ways, and closes it.
+fn lose_a_name(file: &Path, dir: &Path, kind: u64) -> io::Result<()> {
+    fs::write(file, "bytes")?;
+    let other = dir.join("f");
+    let open_by = if kind % 2 == 0 { file } else { &other };
+    fs::hard_link(file, &other)?;
+    let mut open = OpenOptions::new().read(true).write(kind < 4).open(open_by)?;
+    if kind < 2 {
+        open.write_all(b"more bytes")?;
+    }
+    if kind % 3 == 0 {
+        fs::write(dir.join("g"), "other bytes")?;
+        fs::rename(dir.join("g"), &other)?;
+        fs::remove_file(&other)
+    } else {
+        fs::remove_file(&other)
+    }
+}
+
+/// When a file with another name has lost a name while it was open, and was closed, its link count
+/// is right, and the directory of the lost name can be removed.
+/// Promise: 13
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn closed_files_have_no_hidden_names() {
+    let modes = ["", ",close=lazy", ",writeback=journal,exclusive,creates=here"];
+    for_each_case(&["one"], &modes, |mount, mounts| {
+        let (top, faults) = (mounts[0].join("links"), Faults::default());
+        fs::create_dir(&top).unwrap();
+        for n in 0..12 {
+            let (file, dir) = (top.join(format!("file{n}")), top.join(format!("d{n}")));
+            let kind = n % 6;
+            faults.check("mkdir", fs::create_dir(&dir), &[]);
+            faults.check(&format!("kind {kind}"), lose_a_name(&file, &dir, kind), &[]);
+            let links = faults.check(&format!("kind {kind}: stat"), fs::metadata(&file), &[]);
+            if links.is_some_and(|metadata| metadata.nlink() != 1) {
+                faults.note(format!("kind {kind}: link count"));
+            }
+            faults.check(&format!("kind {kind}: rmdir"), fs::remove_dir(&dir), &[]);
+        }
+        faults.none(mount);
+        fs::remove_dir_all(&top).unwrap();
+    });
+}
+
 /// Processes make, read and remove trees side by side: first each its own tree, then all the same
 /// tree.
 /// Promise: 13

@@ -28,6 +28,12 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 pub struct Target {
     addr: SocketAddr,
     path: Vec<Vec<u8>>,
+    /// A second path to the directory, where it is exported read-only.
+    read_only: Option<Vec<Vec<u8>>>,
+}
+
+fn names(path: &str) -> Vec<Vec<u8>> {
+    path.split('/').filter(|name| !name.is_empty()).map(|name| name.as_bytes().to_vec()).collect()
 }
 
 impl Target {
@@ -35,8 +41,23 @@ impl Target {
     pub fn parse(text: &str) -> Res<Self> {
         let (addr, path) = text.split_once('/').unwrap_or((text, ""));
         let addr = addr.parse().map_err(|_| Fail(format!("{text}: not ADDRESS:PORT/PATH")))?;
-        let names = path.split('/').filter(|name| !name.is_empty());
-        Ok(Self { addr, path: names.map(|name| name.as_bytes().to_vec()).collect() })
+        Ok(Self { addr, path: names(path), read_only: None })
+    }
+
+    /// The target with its read-only path.
+    pub fn with_read_only(self, path: &str) -> Self {
+        Self { read_only: Some(names(path)), ..self }
+    }
+
+    /// Whether the server answers calls.
+    pub fn answers(&self) -> bool {
+        let empty = Compound::new(1, vec![]);
+        Wire::connect(self.addr).and_then(|mut wire| wire.call(&empty)).is_ok()
+    }
+
+    /// Whether the target has a read-only path.
+    pub fn has_read_only(&self) -> bool {
+        self.read_only.is_some()
     }
 }
 
@@ -170,10 +191,15 @@ impl Client {
     pub fn early(wire: Wire, minor: u32, fore: ChannelAttrs) -> Result<Self, String> {
         let owner = new_owner();
         let mut c = Self { wire, minor, id: 0, owner, next: 0, session: [0; 16], seq: 0 };
-        let who = c.alone(exchange(&c.owner, 0))?.results().exchange_id().map_err(|e| e.to_string())?;
-        (c.id, c.next) = (who.clientid, who.sequenceid);
-        c.make_session(fore)?;
+        c.introduce(fore)?;
         Ok(c)
+    }
+
+    /// Introduces the client to the server, again after a restart of the server. Makes a session.
+    pub fn introduce(&mut self, fore: ChannelAttrs) -> Result<(), String> {
+        let who = self.alone(exchange(&self.owner, 0))?.results().exchange_id().map_err(|e| e.to_string())?;
+        (self.id, self.next) = (who.clientid, who.sequenceid);
+        self.make_session(fore).map(drop)
     }
 
     /// A new client after RECLAIM_COMPLETE.
@@ -314,6 +340,15 @@ pub struct Bench {
     /// Name of the directory in its parent.
     name: String,
     parent: Fh,
+    read_only: Option<Vec<Vec<u8>>>,
+}
+
+/// The objects of a [`Bench`] in the read-only export.
+pub struct ReadOnly {
+    pub dir: Fh,
+    pub file: Fh,
+    pub sub: Fh,
+    pub link: Fh,
 }
 
 impl Bench {
@@ -335,7 +370,25 @@ impl Bench {
         client.make(&sub, CreateType::Dir, b"in")?;
         let link = client.make(&dir, CreateType::Link(b"f"[..].into()), b"l")?;
         let fifo = client.make(&dir, CreateType::Fifo, b"p")?;
-        Ok(Self { addr: target.addr, client, dir, file, sub, link, fifo, name, parent })
+        let read_only = target.read_only.clone();
+        Ok(Self { addr: target.addr, client, dir, file, sub, link, fifo, name, parent, read_only })
+    }
+
+    /// Looks the objects up in the read-only export.
+    pub fn read_only(&mut self) -> Result<ReadOnly, String> {
+        let mut path = self.read_only.clone().ok_or("there is no read-only export")?;
+        path.push(self.name.clone().into_bytes());
+        let mut find = |name: Option<&[u8]>| -> Result<Fh, String> {
+            let names = path.iter().map(Vec::as_slice).chain(name);
+            let mut ops: Vec<Op> = std::iter::once(Op::Putrootfh).chain(names.map(Op::lookup)).collect();
+            let skipped = ops.len();
+            ops.push(Op::Getfh);
+            let mut r = self.client.ok(ops)?;
+            (0..skipped).for_each(|_| drop(r.take_any()));
+            r.getfh().map_err(|e| e.to_string())
+        };
+        let (dir, file) = (find(None)?, find(Some(b"f"))?);
+        Ok(ReadOnly { dir, file, sub: find(Some(b"d"))?, link: find(Some(b"l"))? })
     }
 
     /// Another client.

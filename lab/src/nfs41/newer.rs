@@ -4,7 +4,7 @@ use super::bench::{Bench, Checked};
 use super::files::{NOBODYS, UNKNOWN};
 use super::{Case, case};
 use bytes::Bytes;
-use hither_proto::nfs4::open::{SHARE_ACCESS_BOTH, SHARE_ACCESS_READ, SHARE_ACCESS_WRITE};
+use hither_proto::nfs4::open::{SHARE_ACCESS_BOTH, SHARE_ACCESS_READ};
 use hither_proto::nfs4::{Nfsstat4 as S, *};
 
 /// Sends an operation on the file, which is open for reading and writing.
@@ -13,24 +13,21 @@ fn opened(b: &mut Bench, op: impl Fn(Stateid) -> Op, expected: &[S]) -> Checked 
     b.at(&fh, vec![op(id)], expected)
 }
 
-fn value() -> Bytes {
+pub fn value() -> Bytes {
     Bytes::from_static(b"value")
 }
 
 /// The allowed statuses of an optional operation.
-const OPTIONAL: [S; 2] = [S::OK, S::NOTSUPP];
+pub const OPTIONAL: [S; 2] = [S::OK, S::NOTSUPP];
 
 pub fn cases() -> Vec<Case> {
     let mut all = ranges();
-    all.extend(copies());
     all.extend(umasks());
     all.extend(xattrs());
     all
 }
 
 fn ranges() -> Vec<Case> {
-    let clone =
-        |id, count| CloneArgs { src_stateid: id, dst_stateid: id, src_offset: 0, dst_offset: 0, count };
     vec![
         case("SEEK OK", |b| opened(b, |id| Op::seek(id, 0, DataContent::DATA), &[S::OK])),
         case("SEEK NXIO", |b| opened(b, |id| Op::seek(id, 100, DataContent::HOLE), &[S::NXIO])),
@@ -56,67 +53,12 @@ fn ranges() -> Vec<Case> {
         case("DEALLOCATE BAD_STATEID", |b| {
             b.at(&b.file.clone(), vec![Op::deallocate(NOBODYS, 0, 5)], &[UNKNOWN[0], UNKNOWN[1], S::NOTSUPP])
         }),
-        case("CLONE NOFILEHANDLE", move |b| {
-            b.here(vec![Op::Clone(clone(NOBODYS, 1))], &[S::NOFILEHANDLE, S::NOTSUPP])
-        }),
-        case("CLONE INVAL unaligned", move |b| {
-            let (id, fh) = b.client.open(&b.dir.clone(), b"f", SHARE_ACCESS_BOTH, 0)?;
-            let args = CloneArgs { src_offset: 1, dst_offset: 4096, ..clone(id, 2) };
-            b.at(&fh, vec![Op::Savefh, Op::Clone(args)], &[S::INVAL, S::NOTSUPP, S::XDEV])
-        }),
         case("IO_ADVISE", |b| {
             let advise =
                 |id| Op::IoAdvise(IoAdviseArgs { stateid: id, offset: 0, count: 10, hints: Bitmap4::EMPTY });
             opened(b, advise, &OPTIONAL)
         }),
         case("READ_PLUS", |b| opened(b, |id| Op::read_plus(id, 0, 10), &OPTIONAL)),
-        case("OFFLOAD_STATUS", |b| {
-            let status = vec![Op::OffloadStatus(NOBODYS)];
-            b.at(&b.file.clone(), status, &[S::BAD_STATEID, S::STALE_STATEID, S::NOTSUPP])
-        }),
-        case("LAYOUTSTATS is no pNFS", |b| {
-            b.at(&b.file.clone(), vec![Op::OffloadCancel(NOBODYS)], &[UNKNOWN[0], UNKNOWN[1], S::NOTSUPP])
-        }),
-    ]
-}
-
-/// Copies from file `f`, of ten bytes, to a new file. Both are open with the given access.
-fn copied(b: &mut Bench, access: [u32; 2], args: impl Fn(CopyArgs) -> CopyArgs, expected: &[S]) -> Checked {
-    let (src_stateid, from) = b.client.open(&b.dir.clone(), b"f", access[0], 0)?;
-    let (dst_stateid, to) = b.client.open(&b.dir.clone(), b"copy", access[1], 0)?;
-    let args = args(CopyArgs {
-        src_stateid,
-        dst_stateid,
-        src_offset: 0,
-        dst_offset: 3,
-        count: 5,
-        consecutive: true,
-        synchronous: true,
-        source_server: Vec::new().into(),
-    });
-    b.at(&from, vec![Op::Savefh, Op::putfh(&to), Op::Copy(args)], expected)
-}
-
-fn copies() -> Vec<Case> {
-    const BOTH: [u32; 2] = [SHARE_ACCESS_BOTH; 2];
-    const READ: [u32; 2] = [SHARE_ACCESS_READ; 2];
-    const WRITE: [u32; 2] = [SHARE_ACCESS_WRITE; 2];
-    const OPENMODE: [S; 2] = [S::OPENMODE, S::NOTSUPP];
-    vec![
-        case("COPY OK", |b| copied(b, BOTH, |args| args, &OPTIONAL)),
-        case("COPY OK to the end", |b| copied(b, BOTH, |args| CopyArgs { count: 0, ..args }, &OPTIONAL)),
-        case("COPY INVAL behind the end", |b| {
-            copied(b, BOTH, |args| CopyArgs { src_offset: 11, ..args }, &[S::INVAL, S::NOTSUPP])
-        }),
-        case("COPY OPENMODE of destination", |b| copied(b, READ, |args| args, &OPENMODE)),
-        // As with READ, the caller's own right to read may suffice.
-        case("COPY of a source open for writing", |b| {
-            copied(b, WRITE, |args| args, &[S::OPENMODE, S::OK, S::NOTSUPP])
-        }),
-        case("COPY BAD_STATEID", |b| {
-            let unknown = [UNKNOWN[0], UNKNOWN[1], S::NOTSUPP];
-            copied(b, BOTH, |args| CopyArgs { dst_stateid: NOBODYS, ..args }, &unknown)
-        }),
     ]
 }
 
@@ -145,20 +87,25 @@ fn umasks() -> Vec<Case> {
     ]
 }
 
-/// Checks operations on extended attributes. A server refuses them where it says that the file
-/// system has none, and nowhere else (RFC 8276 section 8.2).
-fn on_xattrs(b: &mut Bench, mut ops: Vec<Op>, expected: &[S]) -> Checked {
-    let (file, asked) = (b.file.clone(), Bitmap4::of(&[attr::XATTR_SUPPORT]));
-    let mut results = b.client.ok(vec![Op::putfh(&file), Op::getattr(&asked)])?;
+/// Checks operations on extended attributes of the file. A server refuses them where it says that
+/// the file system has none, and nowhere else (RFC 8276 section 8.2).
+fn on_xattrs(b: &mut Bench, ops: Vec<Op>, expected: &[S]) -> Checked {
+    on_xattrs_of(&b.file.clone(), b, ops, expected)
+}
+
+/// As [`on_xattrs`], of another file.
+pub fn on_xattrs_of(file: &Fh, b: &mut Bench, mut ops: Vec<Op>, expected: &[S]) -> Checked {
+    let asked = Bitmap4::of(&[attr::XATTR_SUPPORT]);
+    let mut results = b.client.ok(vec![Op::putfh(file), Op::getattr(&asked)])?;
     drop(results.take_any());
     let attrs = results.getattr().map_err(|e| e.to_string())?;
     let has = attrs.xattr_support().copied().unwrap_or(false);
     if has {
-        return b.at(&file, ops, expected);
+        return b.at(file, ops, expected);
     }
     ops.truncate(1);
     let errors = expected.iter().filter(|status| **status != S::OK);
-    b.at(&file, ops, &errors.copied().chain([S::NOTSUPP]).collect::<Vec<_>>())
+    b.at(file, ops, &errors.copied().chain([S::NOTSUPP]).collect::<Vec<_>>())
 }
 
 fn xattrs() -> Vec<Case> {

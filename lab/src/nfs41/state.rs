@@ -24,15 +24,16 @@ fn exclusive(verf: u8, attrs: Attrs) -> CreateHow {
     CreateHow::Exclusive41(CreateVerfAttr { verf: [verf; 8], attrs })
 }
 
-/// The first lock of an owner.
-fn lock(id: Stateid, owner: &[u8], range: (u64, u64), reclaim: bool) -> Op {
+/// The first lock of an owner, for writing.
+pub fn lock(id: Stateid, owner: &[u8], range: (u64, u64), reclaim: bool) -> Op {
     let lock_owner = StateOwner { clientid: 0, owner: owner.into() };
     let new = OpenToLockOwner { open_seqid: 0, open_stateid: id, lock_seqid: 0, lock_owner };
     let (offset, length) = range;
     Op::Lock(LockArgs { locktype: LockType::WRITE, reclaim, offset, length, locker: Locker::New(new) })
 }
 
-fn test(range: (u64, u64)) -> Op {
+/// LOCKT of an owner without locks.
+pub fn test(range: (u64, u64)) -> Op {
     let owner = StateOwner { clientid: 0, owner: b"tester"[..].into() };
     Op::Lockt(LocktArgs { locktype: LockType::WRITE, offset: range.0, length: range.1, owner })
 }

@@ -41,14 +41,16 @@ impl V3 {
     pub(super) fn stamp(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
         let covered = self.is_leased(fh, &attr);
         let attr = self.as_written(fh, attr);
-        self.unshared(fh, self.under_lease(covered, self.caller.rules.attrs(fh, attr, asked)))
+        let attrs = self.under_lease(covered, self.caller.rules.attrs(fh, attr, asked));
+        self.opens.leaving.settle(fh, self.unshared(fh, attrs))
     }
 
     /// As [`V3::stamp`], for an object found by name.
     pub(super) fn stamp_named(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
         let covered = self.is_leased(fh, &attr);
         let attr = self.as_written(fh, attr);
-        self.unshared(fh, self.under_lease(covered, self.caller.rules.named(fh, attr, asked)))
+        let attrs = self.under_lease(covered, self.caller.rules.named(fh, attr, asked));
+        self.opens.leaving.settle(fh, self.unshared(fh, attrs))
     }
 
     /// The leases of a mount with NQNFS.
@@ -79,7 +81,7 @@ impl V3 {
     fn as_written(&self, fh: &Fh, mut attr: Attr) -> Attr {
         if attr.kind == FileKind::Regular {
             attr.size_bytes = self.writes.size(fh, attr.size_bytes);
-            attr.nlink = attr.nlink.saturating_sub(self.opens.hidden_names(fh));
+            attr.nlink = self.opens.links(fh, attr.nlink);
         }
         self.listing_sizes.note(fh, &attr);
         attr

@@ -15,6 +15,7 @@ use super::walk::newest;
 use super::wire::Patience;
 use crate::detach::{detached, patient};
 use crate::error;
+use crate::silly::Leaving;
 use crate::stamp::Stamp;
 use crate::writes::OpenMark;
 use hither_proto::nfs3::{CreateArgs, CreateOk, Createhow3, Nfsstat3};
@@ -41,6 +42,7 @@ pub(super) struct Opens {
     tables: Mutex<Tables>,
     /// Notified at the end of an open or a removal.
     fewer: Notify,
+    pub leaving: Leaving,
 }
 
 #[derive(Default)]
@@ -76,6 +78,8 @@ struct OpenFile {
     fileid: Option<u64>,
     /// The hidden name after the removal of the file's name.
     silly: Option<Silly>,
+    /// The last link count without the hidden name.
+    links: Option<u32>,
     /// The last close removes the hidden name. False while the operation that hid the file may
     /// still fail.
     removed: bool,
@@ -122,6 +126,7 @@ impl Drop for Removing {
         if let Some(place) = t.going.iter().position(|dir| Some(dir) == self.hidden_in.as_ref()) {
             t.going.swap_remove(place);
             t.gone += 1;
+            self.opens.leaving.end(&self.fh);
         }
         drop(t);
         self.opens.fewer.notify_waiters();
@@ -130,14 +135,16 @@ impl Drop for Removing {
 
 impl Tables {
     /// Ends an open of a file. After the last one returns the hidden name to remove.
-    fn leave(&mut self, fh: &Fh, closing: bool) -> Option<Silly> {
+    fn leave(&mut self, fh: &Fh, closing: bool, leaving: &Leaving) -> Option<Silly> {
         let file = self.files.get_mut(fh)?;
         file.opens -= 1;
         file.closing -= u64::from(closing);
         if file.opens > 0 {
             return None;
         }
-        let silly = self.files.remove(fh).filter(|f| f.removed).and_then(|f| f.silly)?;
+        let file = self.files.remove(fh).filter(|f| f.removed)?;
+        let silly = file.silly?;
+        leaving.begin(fh, file.links);
         *self.removing.entry(fh.clone()).or_default() += 1;
         self.going.push(silly.dir.clone());
         Some(silly)
@@ -169,7 +176,7 @@ impl Opens {
 
     /// Ends a failed open. After the last one returns the hidden name to remove.
     fn abandon(self: &Arc<Self>, fh: &Fh) -> Option<Left> {
-        let silly = self.tables.lock().leave(fh, false);
+        let silly = self.tables.lock().leave(fh, false, &self.leaving);
         self.fewer.notify_waiters();
         silly.map(|silly| self.left(silly, fh))
     }
@@ -207,7 +214,7 @@ impl Opens {
     fn remove(self: &Arc<Self>, id: OpenId) -> Option<(Arc<Open>, Option<Left>)> {
         let mut t = self.tables.lock();
         let open = t.opens.remove(&id)?;
-        let silly = t.leave(&open.fh, open.closing.load(Ordering::SeqCst));
+        let silly = t.leave(&open.fh, open.closing.load(Ordering::SeqCst), &self.leaving);
         drop(t);
         self.fewer.notify_waiters();
         let left = silly.map(|silly| self.left(silly, &open.fh));
@@ -288,16 +295,21 @@ impl Opens {
     pub fn removed(&self, fh: &Fh, hidden: &Silly) -> bool {
         match self.tables.lock().files.get_mut(fh) {
             Some(file) if file.silly.as_ref() == Some(hidden) => {
-                file.removed = true;
+                if !std::mem::replace(&mut file.removed, true) {
+                    file.links = file.links.map(|links| links.saturating_sub(1));
+                }
                 true
             }
             _ => false,
         }
     }
 
-    /// Number of hidden names of an open file, which programs do not count as links.
-    pub fn hidden_names(&self, fh: &Fh) -> u32 {
-        self.tables.lock().files.get(fh).map_or(0, |file| u32::from(file.removed))
+    /// A file's link count without the hidden name, which programs do not count as a link.
+    pub fn links(&self, fh: &Fh, nlink: u32) -> u32 {
+        match self.tables.lock().files.get_mut(fh) {
+            Some(file) => *file.links.insert(nlink.saturating_sub(u32::from(file.removed))),
+            None => nlink,
+        }
     }
 }
 

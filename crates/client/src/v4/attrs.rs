@@ -171,6 +171,7 @@ impl Core {
         if inner.silly.is_some() && self.files.silly.load(Ordering::Relaxed) > 0 {
             attr.nlink = attr.nlink.saturating_sub(1);
         }
+        inner.links = Some(attr.nlink);
     }
 }
 

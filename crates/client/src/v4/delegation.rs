@@ -604,7 +604,7 @@ impl Core {
         {
             attrs.valid = Validity::Lease;
         }
-        attrs
+        self.files.leaving.settle(fh, attrs)
     }
 
     /// Adds the lease to attributes that follow an OPEN in its compound. The OPEN brought the
@@ -613,7 +613,7 @@ impl Core {
         if self.may_last(&attrs) && granted.is_some_and(|stateid| self.delegations.is(fh, &stateid)) {
             attrs.valid = Validity::Lease;
         }
-        attrs
+        self.files.leaving.settle(fh, attrs)
     }
 
     /// Returns delegations in the background, after the layer above has dropped its data.

@@ -340,15 +340,16 @@ impl Core {
         Ok(())
     }
 
-    /// The error of a failed COPY. When the server refuses the operation, the caller copies by READ
-    /// and WRITE.
+    /// The error of a failed COPY. When the server refuses the operation or its range, the caller
+    /// copies by READ and WRITE. A server refuses a range beyond the source, and a copy within a
+    /// file (RFC 7862 section 15.2.3).
     fn copy_refused(&self, status: Nfsstat4) -> Fail {
         match status {
             Nfsstat4::NOTSUPP => {
                 self.no_copy.store(true, Ordering::Relaxed);
                 return Error::new(libc::ENOSYS).into();
             }
-            Nfsstat4::OFFLOAD_NO_REQS | Nfsstat4::OFFLOAD_DENIED => {}
+            Nfsstat4::OFFLOAD_NO_REQS | Nfsstat4::OFFLOAD_DENIED | Nfsstat4::INVAL => {}
             status => return Fail::Nfs(status),
         }
         Error::new(libc::EOPNOTSUPP).into()

@@ -284,6 +284,7 @@ impl Core {
         }
         if let Some(left) = self.files.leave(&state.file) {
             self.remove_silly(&left.silly, Some(&state.file.fh)).await;
+            self.files.leaving.end(&state.file.fh);
             self.files.going.fetch_sub(1, Ordering::SeqCst);
         }
     }

@@ -21,6 +21,7 @@ use super::late_locks::LateLocks;
 use super::lock::LockState;
 use super::lock_authority::LockAuthority;
 use super::names::Silly;
+use crate::silly::Leaving;
 use crate::writes::OpenMark;
 use bytes::Bytes;
 use hither_proto::nfs4::{self, StateOwner, Stateid, open};
@@ -48,6 +49,7 @@ pub(crate) struct Files {
     pub silly: AtomicUsize,
     /// Unlinked files that are closed, and whose hidden name is being removed.
     pub going: AtomicUsize,
+    pub leaving: Leaving,
     /// Calls for locks whose caller does not wait any more.
     pub late_locks: Arc<LateLocks>,
     /// Notified when a lock may have become free.
@@ -110,6 +112,8 @@ pub(crate) struct FileInner {
     pub change: u64,
     /// The last length seen.
     pub size_bytes: u64,
+    /// The last link count seen, without the hidden name.
+    pub links: Option<u32>,
 }
 
 /// One open in the server's view.
@@ -215,6 +219,7 @@ impl Files {
             naming: AtomicUsize::new(0),
             silly: AtomicUsize::new(0),
             going: AtomicUsize::new(0),
+            leaving: Leaving::default(),
             late_locks: Arc::default(),
             lock_freed: tokio::sync::Notify::new(),
             fewer: tokio::sync::Notify::new(),
@@ -412,6 +417,7 @@ impl Files {
             table.forget_name(&named, &file.fh);
         }
         let silly = inner.silly.take()?;
+        self.leaving.begin(&file.fh, inner.links);
         self.going.fetch_add(1, Ordering::SeqCst);
         self.silly.fetch_sub(1, Ordering::SeqCst);
         *table.removing.entry(file.fh.clone()).or_default() += 1;
@@ -421,10 +427,12 @@ impl Files {
     /// How long a caller may wait for the removal of hidden names. [`CLOSED_WAIT`] when their files
     /// are closed, [`CLOSING_WAIT`] when a close may be about to begin, zero without hidden names.
     pub fn hidden_names_go(&self) -> Duration {
+        // Read in this order: [`Files::leave`] first adds to `going`.
+        let open = self.silly.load(Ordering::SeqCst);
         if self.going.load(Ordering::SeqCst) > 0 {
             return CLOSED_WAIT;
         }
-        if self.silly.load(Ordering::SeqCst) == 0 {
+        if open == 0 {
             return Duration::ZERO;
         }
         let closed = |file: &Arc<FileState>| {
@@ -510,6 +518,7 @@ impl FileState {
         let mut inner = self.inner.lock();
         let open = inner.states.values().any(|state| state.inner.lock().use_of() == Use::Open);
         if open {
+            inner.links = inner.links.map(|links| links.saturating_sub(1));
             inner.silly = Some(silly.clone());
         }
         open

@@ -27,6 +27,14 @@ const WAITERS_MAX: usize = 256;
 
 impl Exec<'_> {
     pub(super) async fn lock(&mut self, a: &LockArgs) -> Result<Stateid, LockFail> {
+        let locked = self.lock_or_reclaim(a).await;
+        locked.map_err(|fail| match fail {
+            LockFail::Denied(_) if a.reclaim => Nfsstat4::RECLAIM_CONFLICT.into(),
+            fail => fail,
+        })
+    }
+
+    async fn lock_or_reclaim(&mut self, a: &LockArgs) -> Result<Stateid, LockFail> {
         let o = self.object(Nfsstat4::ISDIR)?;
         let wanted = (kind(a.locktype)?, range(a.offset, a.length)?);
         self.check_grace(a.reclaim)?;

@@ -168,7 +168,11 @@ impl Exec<'_> {
             }
         }
         let owner = Bytes::copy_from_slice(&a.owner.owner);
-        let (open, stateid) = self.register(&file, owner, *share, a.share_deny, below.clone()).await?;
+        let registered = self.register(&file, owner, *share, a.share_deny, below.clone()).await;
+        let (open, stateid) = registered.map_err(|status| match (status, &a.claim) {
+            (Nfsstat4::SHARE_DENIED, OpenClaim::Previous(_)) => Nfsstat4::RECLAIM_CONFLICT,
+            _ => status,
+        })?;
         self.changed();
         scarcity::is_over();
         if let Err(status) = self.complete_open(&opening, &mut file, below.id, cut).await {

@@ -110,6 +110,9 @@ impl PendingRemoves {
         }
         let Some(last) = self.may_remove(cx, dir, attr.fsid).await? else { return Ok(None) };
         if is_dir {
+            if self.table().may_hide_names() {
+                return Ok(None);
+            }
             match self.is_emptied(cx, &node.fh).await {
                 Ok(true) => {}
                 // Without the right to list the directory, the server decides.
@@ -137,7 +140,8 @@ impl PendingRemoves {
         Ok((parent.mode & STICKY == 0 && parent.fsid == fsid).then(|| parent.mtime.max(parent.ctime)))
     }
 
-    /// Whether every name of a directory has a delayed removal.
+    /// Whether every name of a directory has a delayed removal. Listings lack the client's own hidden
+    /// names.
     async fn is_emptied(&self, cx: &RequestContext, dir: &Fh) -> Result<bool> {
         let (mut cookie, mut verifier) = (0, [0; 8]);
         loop {
@@ -168,7 +172,7 @@ impl PendingRemoves {
                 if next.is_empty() {
                     break;
                 }
-                failed.extend(self.remove(&dir, next).await);
+                failed.extend(self.remove(&dir, next, pause < BACKOFF_MAX).await);
             }
             if failed.is_empty() {
                 return;
@@ -183,20 +187,23 @@ impl PendingRemoves {
     }
 
     /// Tries to remove names at the server that one caller removed. Returns the names without a
-    /// final result.
-    async fn remove(&self, dir: &Fh, names: Vec<(Name, Gone)>) -> Vec<Name> {
+    /// final result. With `patient`, a directory with nothing but hidden names of this client is
+    /// tried again: the close of their files is in progress.
+    async fn remove(&self, dir: &Fh, names: Vec<(Name, Gone)>, patient: bool) -> Vec<Name> {
         let outcomes = match self.try_to_remove(dir, &names).await {
             Ok(outcomes) => outcomes,
             Err(e) => names.iter().map(|_| Err(e.clone())).collect(),
         };
         let mut failed = Vec::new();
-        for ((name, _), outcome) in names.into_iter().zip(outcomes) {
+        for ((name, gone), outcome) in names.into_iter().zip(outcomes) {
             let refused = match outcome {
+                Err(e) if is_not_empty(&e) && gone.is_dir && patient && self.hides_names(&gone).await => {
+                    failed.push(name);
+                    continue;
+                }
                 Ok(_) => None,
                 Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => None,
-                Err(e) if is_final(&e) || matches!(e.errno, libc::ENOTEMPTY | libc::EBUSY | libc::EEXIST) => {
-                    Some(e)
-                }
+                Err(e) if is_final(&e) || is_not_empty(&e) || e.errno == libc::EBUSY => Some(e),
                 Err(e) => {
                     let mut t = self.table();
                     let Some(gone) = t.get_mut(dir, &name) else { continue };
@@ -210,6 +217,12 @@ impl PendingRemoves {
             self.ended(dir, &name, refused).await;
         }
         failed
+    }
+
+    /// Whether a removed directory has nothing but hidden names of this client.
+    async fn hides_names(&self, gone: &Gone) -> bool {
+        let cx = RequestContext::new(gone.cred.clone());
+        matches!(self.is_emptied(&cx, &gone.fh).await, Ok(true))
     }
 
     async fn try_to_remove(&self, dir: &Fh, names: &[(Name, Gone)]) -> Result<Vec<Result<ChangeInfo>>> {
@@ -299,4 +312,9 @@ impl PendingRemoves {
         }
         patient(cx, self.settle_all_in(dir)).await
     }
+}
+
+/// Whether a directory has names at the server.
+fn is_not_empty(e: &Error) -> bool {
+    matches!(e.errno, libc::ENOTEMPTY | libc::EEXIST)
 }

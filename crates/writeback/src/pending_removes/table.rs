@@ -32,6 +32,13 @@ pub(super) struct Gone {
     pub tried: watch::Sender<u32>,
 }
 
+#[derive(Debug, Default)]
+struct Opens {
+    count: u32,
+    /// See [`Table::hiding`].
+    hides_name: bool,
+}
+
 /// A name in a directory.
 pub(super) type RemovedName = (Fh, Name);
 
@@ -44,8 +51,11 @@ pub(super) struct Table {
     count: usize,
     /// Names whose last attempt failed.
     pub stuck: usize,
-    /// The number of opens of each file.
-    opens: HashMap<Fh, u32>,
+    /// The opens of each file.
+    opens: HashMap<Fh, Opens>,
+    /// Number of open files that lost a name at the server while they were open. The client keeps
+    /// a hidden name of each, which no listing shows.
+    hiding: usize,
     /// Files whose last name has a delayed removal.
     nameless: HashSet<Fh>,
     /// Names whose removal at the server ended, with ascending generations.
@@ -64,6 +74,7 @@ impl Table {
             count: 0,
             stuck: 0,
             opens: HashMap::new(),
+            hiding: 0,
             nameless: HashSet::new(),
             ended: VecDeque::new(),
             generation: 0,
@@ -256,14 +267,28 @@ impl Table {
         if self.nameless.contains(fh) {
             return Err(Error::new(libc::ESTALE));
         }
-        *self.opens.entry(fh.clone()).or_default() += 1;
+        self.opens.entry(fh.clone()).or_default().count += 1;
         Ok(())
+    }
+
+    /// The server removes a name of a file.
+    pub fn loses_name(&mut self, fh: &Fh) {
+        if let Some(opens) = self.opens.get_mut(fh).filter(|opens| !opens.hides_name) {
+            opens.hides_name = true;
+            self.hiding += 1;
+        }
+    }
+
+    /// Whether a directory may have a hidden name.
+    pub fn may_hide_names(&self) -> bool {
+        self.hiding > 0
     }
 
     pub fn closed(&mut self, fh: &Fh) {
         if let Some(opens) = self.opens.get_mut(fh) {
-            *opens -= 1;
-            if *opens == 0 {
+            opens.count -= 1;
+            if opens.count == 0 {
+                self.hiding -= usize::from(opens.hides_name);
                 self.opens.remove(fh);
             }
         }

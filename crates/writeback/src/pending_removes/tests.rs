@@ -428,3 +428,48 @@ async fn entries_are_removed_before_directory() {
     assert!(s.gate.removed().iter().all(|names| *names <= 2), "{:?}", s.gate.removed());
     assert_eq!(s.layer.stats().removals_refused, 0);
 }
+
+/// The removal of a directory does not wait here while an open file has lost a name: the client may
+/// keep a hidden name in the directory, and no listing shows it.
+/// Promise: 6g
+#[tokio::test]
+async fn directory_with_hidden_name_is_removed_by_server() {
+    let s = Stack::new().await;
+    s.gate.open_all();
+    let dir = s.layer.mkdir(&cx(), &s.root, &name("d"), &SetAttr::default()).await.unwrap().node.fh;
+    let opened = s.create(&dir, "file", b"bytes").await;
+    let fh = opened.node.fh;
+    s.layer.unlink(&cx(), &dir, &name("file"), Some(&fh)).await.unwrap();
+    s.gate.fail("rmdir", libc::ENOTEMPTY);
+    assert_eq!(errno(s.rmdir(&s.root, "d").await), libc::ENOTEMPTY, "the server's answer");
+    s.layer.close(&cx(), &fh, opened.open).await.unwrap();
+    s.gate.shut("rmdir");
+    s.gate.fail("rmdir", 0);
+    s.rmdir(&s.root, "d").await.unwrap();
+    assert_eq!(s.is_there("d").await, (false, true), "without hidden names the removal waits");
+}
+
+/// A delayed removal of a directory that only the client's own hidden names keep is tried again. It
+/// is refused when another client's names keep the directory.
+/// Promise: 6g
+#[tokio::test(start_paused = true)]
+async fn hidden_names_delay_removal() {
+    for foreign in [false, true] {
+        let s = Stack::new().await;
+        s.gate.open_all();
+        let dir = s.layer.mkdir(&cx(), &s.root, &name("d"), &SetAttr::default()).await.unwrap().node.fh;
+        s.gate.shut("rmdir");
+        s.rmdir(&s.root, "d").await.unwrap();
+        if foreign {
+            s.gate.below().mkdir(&cx(), &dir, &name("other"), &SetAttr::default()).await.unwrap();
+        }
+        s.gate.fail("rmdir", libc::ENOTEMPTY);
+        s.gate.open_all();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(s.layer.stats().removals_refused, u64::from(foreign));
+        assert_eq!(s.is_there("d").await, (foreign, true));
+        s.gate.fail("rmdir", 0);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(s.is_there("d").await, (foreign, foreign));
+    }
+}

@@ -243,6 +243,9 @@ impl Vfs for PendingRemoves {
         if let Some(info) = self.remove_here(cx, (dir, name), target, false).await? {
             return Ok(info);
         }
+        if let Some(target) = target {
+            self.table().loses_name(target);
+        }
         Ok(self.shown_info(dir, self.below.unlink(cx, dir, name, target).await?))
     }
 
@@ -274,6 +277,7 @@ impl Vfs for PendingRemoves {
             None => self.found(cx, to.0, to.1).await?,
         };
         if let Some(fh) = over {
+            self.table().loses_name(&fh);
             self.settled_in(cx, &fh).await?;
         }
         let moved = self.below.rename(cx, from, to, replaced, flags).await?;

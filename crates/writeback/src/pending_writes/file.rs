@@ -82,6 +82,9 @@ pub(super) struct State {
     /// A call that may remove the last name is in progress, and no program uses the file. Meanwhile
     /// no bytes are sent.
     pub losing_name: bool,
+    /// A name was removed while a program had the file open. The layer below may keep a hidden name
+    /// until it has closed the file.
+    pub lost_while_open: bool,
     /// The file left the layer's table. A caller must look it up again.
     pub forgotten: bool,
     /// The last time at which a request for attributes caused bytes to be sent.
@@ -137,6 +140,7 @@ impl File {
             opening: 0,
             abandoned_bytes: None,
             losing_name: false,
+            lost_while_open: false,
             forgotten: false,
             asked: None,
             lingers: false,
@@ -169,6 +173,16 @@ impl State {
     /// Like [`State::is_left`], for a file that may have lost its last name.
     pub fn is_leaving(&self) -> bool {
         self.is_left() && self.names != Names::Some
+    }
+
+    /// Like [`State::is_left`], for a file that may have a hidden name besides its other names.
+    pub fn hides_name(&self) -> bool {
+        self.is_left() && self.lost_while_open && self.names == Names::Some
+    }
+
+    /// An open was closed below. After the last one there is no hidden name.
+    pub fn closed_below(&mut self) {
+        self.lost_while_open &= self.errors.opens() > 0;
     }
 
     /// The rules for bytes to be sent now. `None` after a failure.

@@ -575,6 +575,7 @@ impl WriteBack {
             {
                 let mut s = file.state.lock();
                 (s.names, s.nameless_since) = (Names::OneLess, self.questions.next());
+                s.lost_while_open |= s.opening > 0 || s.errors.opens() > s.lazy;
             }
             self.times_end(&file.fh);
             let journaled = self.wal.is_some() && !file.state.lock().journal.is_empty();

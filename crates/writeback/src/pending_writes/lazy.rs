@@ -137,8 +137,12 @@ impl WriteBack {
         };
         file.changed.notify_waiters();
         let closed = self.close_below(cx, file, open).await;
-        if let (true, Err(e)) = (deaf, &closed) {
-            file.state.lock().errors.record(e.clone());
+        {
+            let mut s = file.state.lock();
+            s.closed_below();
+            if let (true, Err(e)) = (deaf, &closed) {
+                s.errors.record(e.clone());
+            }
         }
         self.tidy(file);
         flushed.and(told).and(closed)
@@ -167,21 +171,29 @@ impl WriteBack {
         true
     }
 
-    /// Closed files that have no name in this mount. Each may have a hidden name at the server
-    /// until its close below.
+    /// Closed files that lost a name in this mount. Each may have a hidden name at the server until
+    /// its close below.
     pub(super) fn leaving(&self) -> Vec<Arc<File>> {
         if self.lazy.load(Relaxed) == 0 {
             return Vec::new();
         }
         let files: Vec<_> = self.files.read().values().cloned().collect();
-        files.into_iter().filter(|file| file.state.lock().is_leaving()).collect()
+        let leaves = |file: &Arc<File>| {
+            let s = file.state.lock();
+            s.is_leaving() || s.hides_name()
+        };
+        files.into_iter().filter(leaves).collect()
     }
 
-    /// Waits until these files are closed below, or have a name after all.
+    /// Waits until these files are closed below. Sends the bytes of those that have another name.
     pub(super) async fn have_left(&self, cx: &RequestContext, files: &[Arc<File>]) -> Result<()> {
         patient(cx, async {
             for file in files {
                 file.when(|s| (!s.is_leaving()).then_some(())).await;
+                if file.state.lock().hides_name() {
+                    self.flush_in_background(file, Reason::Order);
+                    file.when(|s| (!s.hides_name()).then_some(())).await;
+                }
             }
             Ok(())
         })
@@ -198,6 +210,7 @@ impl WriteBack {
         {
             let mut s = file.state.lock();
             s.lazy -= 1;
+            s.closed_below();
             if let Err(e) = closed {
                 s.errors.record(e);
             }

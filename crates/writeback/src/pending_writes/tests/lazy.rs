@@ -159,6 +159,34 @@ async fn rmdir_waits_for_leaving_files() {
     assert_eq!((s.gate.calls("rmdir"), s.gate.calls("write")), (3, 0));
 }
 
+/// A file with another name that lost a name while it was open may have a hidden name. The removal
+/// of the directory sends and closes the file, and waits for that.
+/// Promise: 6a
+#[tokio::test(start_paused = true)]
+async fn rmdir_waits_for_hidden_names() {
+    let s = stack().await;
+    let (dir, set) = (name("d"), SetAttr::default());
+    s.dirty.mkdir(&cx(), &s.root, &dir, &set).await.unwrap();
+    let file = s.open("f").await;
+    s.dirty.link(&cx(), &file.0, &s.root, &name("other")).await.unwrap();
+    s.write(&file, 0, "bytes").await.unwrap();
+    s.dirty.unlink(&cx(), &s.root, &name("f"), Some(&file.0)).await.unwrap();
+    s.close(&file).await.unwrap();
+    settle().await;
+    assert_eq!((s.gate.calls("write"), s.gate.calls("close")), (0, 0));
+    s.gate.shut("close");
+    s.gate.fail("rmdir", libc::ENOTEMPTY);
+    let (dirty, root, name) = (s.dirty.clone(), s.root.clone(), dir.clone());
+    let removal = tokio::spawn(async move { dirty.rmdir(&cx(), &root, &name).await });
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!((s.gate.calls("rmdir"), s.gate.calls("write"), s.gate.calls("close")), (1, 1, 1));
+    assert!(!removal.is_finished(), "the file is not closed yet");
+    s.gate.fail("rmdir", 0);
+    s.gate.open_all();
+    removal.await.unwrap().unwrap();
+    assert_eq!(s.gate.calls("rmdir"), 2);
+}
+
 /// The end of the mount sends lazily closed files.
 #[tokio::test(start_paused = true)]
 async fn unmount_sends_lazily_closed_files() {
