@@ -471,13 +471,13 @@ fn directory_is_empty_after_last_close() {
 fn lose_a_name(file: &Path, dir: &Path, kind: u64) -> io::Result<()> {
     fs::write(file, "bytes")?;
     let other = dir.join("f");
-    let open_by = if kind % 2 == 0 { file } else { &other };
+    let open_by = if kind.is_multiple_of(2) { file } else { &other };
     fs::hard_link(file, &other)?;
     let mut open = OpenOptions::new().read(true).write(kind < 4).open(open_by)?;
     if kind < 2 {
         open.write_all(b"more bytes")?;
     }
-    if kind % 3 == 0 {
+    if kind.is_multiple_of(3) {
         fs::write(dir.join("g"), "other bytes")?;
         fs::rename(dir.join("g"), &other)?;
         fs::remove_file(&other)

@@ -2,6 +2,7 @@
 
 mod counts;
 pub(crate) mod crossings;
+pub(crate) mod fading;
 mod hostile;
 mod transports;
 
@@ -17,8 +18,8 @@ use hither_proto::rpc::{
 };
 use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::server::{Acceptor, ServerLimits, Transport};
-use hither_vfs::Env;
 use hither_vfs::model::Model;
+use hither_vfs::{Env, Extra, Vfs};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,13 +62,18 @@ impl Lab {
 
     /// A server with these options.
     pub fn with(model: &Arc<Model>, path: &str, options: Options, others: Others) -> Self {
+        Self::of(model.clone(), path, options, others)
+    }
+
+    /// The same for any file system.
+    pub fn of<V: Vfs + Extra>(vfs: Arc<V>, path: &str, options: Options, others: Others) -> Self {
         let rights = Rights { read_only: false, squash: Squash::None, secure: false, ..Rights::default() };
         let admit = Arc::new(move |_: &Asker<'_>| Some(rights.clone()));
         let spec = ExportSpec {
             path: path.into(),
             aliases: vec![],
-            vfs: model.clone(),
-            extra: Some(model.clone()),
+            vfs: vfs.clone(),
+            extra: Some(vfs),
             admit,
             epoch: None,
             others,
@@ -99,6 +105,10 @@ impl Lab {
             cred,
             called: Vec::new(),
             deaf: false,
+            loses: false,
+            slot: None,
+            refuses: Vec::new(),
+            numbers: Vec::new(),
             tells: Vec::new(),
             tells_times: Attrs::default(),
         }
@@ -119,6 +129,14 @@ pub struct Wire {
     pub called: Vec<CbOp>,
     /// The client does not answer callbacks.
     pub deaf: bool,
+    /// The client executes callbacks, and their replies are lost.
+    pub loses: bool,
+    /// The last number and call of a client that checks the numbers of callbacks.
+    pub slot: Option<(u32, Option<CbCompound>)>,
+    /// Statuses of CB_SEQUENCE for the next callbacks. Such a client checks no numbers.
+    pub refuses: Vec<Nfsstat4>,
+    /// The sequence numbers of callbacks.
+    pub numbers: Vec<u32>,
     /// `change` and size in answers to CB_GETATTR, in order. The last one is repeated.
     pub tells: Vec<(u64, u64)>,
     /// Other attributes in these answers, without those that the server did not ask for.
@@ -168,12 +186,42 @@ impl Wire {
         }
     }
 
-    /// Answers a callback with success.
+    /// The status with which CB_SEQUENCE refuses a call (RFC 8881 section 20.9). The client caches
+    /// no reply.
+    fn refusal(&mut self, call: &CbCompound) -> Option<Nfsstat4> {
+        let Some(CbOp::Sequence(a)) = call.ops.first() else { panic!("no CB_SEQUENCE") };
+        self.numbers.push(a.sequenceid);
+        if !self.refuses.is_empty() {
+            return Some(self.refuses.remove(0));
+        }
+        let (number, last) = self.slot.as_mut()?;
+        if a.sequenceid == *number + 1 {
+            (*number, *last) = (a.sequenceid, Some(call.clone()));
+            return None;
+        }
+        Some(match last {
+            _ if a.sequenceid != *number => Nfsstat4::SEQ_MISORDERED,
+            Some(last) if last == call => Nfsstat4::RETRY_UNCACHED_REP,
+            _ => Nfsstat4::SEQ_FALSE_RETRY,
+        })
+    }
+
+    async fn answer(&mut self, xid: u32, reply: CbCompoundReply) {
+        let mut out = Enc::of(&ReplyHeader::success(xid));
+        out.append(Enc::of(&reply));
+        self.stream.write_all(&record::frame(out).concat()).await.unwrap();
+    }
+
+    /// Answers a callback with success, unless its number is wrong.
     async fn called_back(&mut self, header: &CallHeader, body: &Bytes) {
         if self.deaf {
             return;
         }
         let call: CbCompound = Dec::all(body).unwrap();
+        if let Some(status) = self.refusal(&call) {
+            let results = vec![CbRes::Sequence(Err(status))].into();
+            return self.answer(header.xid, CbCompoundReply { status, tag: call.tag, results }).await;
+        }
         let mut result = |op: &CbOp| match op {
             CbOp::Sequence(a) => CbRes::Sequence(Ok(CbSequenceOk {
                 sessionid: a.sessionid,
@@ -196,10 +244,10 @@ impl Wire {
         };
         let results: Vec<CbRes> = call.ops.iter().map(&mut result).collect();
         self.called.extend(call.ops.into_iter().skip(1));
-        let reply = CbCompoundReply { status: Nfsstat4::OK, tag: call.tag, results: results.into() };
-        let mut out = Enc::of(&ReplyHeader::success(header.xid));
-        out.append(Enc::of(&reply));
-        self.stream.write_all(&record::frame(out).concat()).await.unwrap();
+        if !self.loses {
+            let status = Nfsstat4::OK;
+            self.answer(header.xid, CbCompoundReply { status, tag: call.tag, results: results.into() }).await;
+        }
     }
 
     /// Answers callbacks until another message arrives.

@@ -363,10 +363,11 @@ async fn unlock_below(locks: &[Arc<Locks>]) {
     let all = hither_vfs::FileRange { start_bytes: 0, end_bytes: u64::MAX };
     let cx = RequestContext::new(Arc::new(Cred::root()));
     for l in locks {
-        let file = hither_vfs::File { fh: &l.open.file.key.1, open: None };
+        let state = l.file();
+        let file = hither_vfs::File { fh: &state.key.1, open: None };
         let owner = hither_vfs::LockOwner { id: l.number, flock: false };
-        let _ = l.open.file.export.vfs.unlock(&cx, file, owner, all).await;
-        lock::tell_waiters(&l.open.file);
+        let _ = state.export.vfs.unlock(&cx, file, owner, all).await;
+        lock::tell_waiters(&state);
     }
 }
 

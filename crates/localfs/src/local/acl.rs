@@ -67,18 +67,14 @@ impl Inner {
         {
             let _changing = object.changes.begin();
             let _modes = object.modes.begin();
+            let is_dir = object.kind == FileKind::Directory;
+            let old =
+                worker.root(|| if is_dir { value(&object, DEFAULT) } else { Ok(None) }).unwrap_or_default();
             worker.caller(|| {
-                if let Some(access) = &acls.access {
-                    set(&object, ACCESS, access)?;
-                }
-                match (&acls.default, object.kind) {
-                    (Some(default), _) => set(&object, DEFAULT, default),
-                    (None, FileKind::Directory) => match rustix::fs::removexattr(path(&object), DEFAULT) {
-                        Ok(()) | Err(Errno::NODATA) => Ok(()),
-                        Err(e) => Err(os(e)),
-                    },
-                    (None, _) => Ok(()),
-                }
+                set_default(&object, acls.default.as_ref())?;
+                let access = acls.access.as_ref().map_or(Ok(()), |access| set(&object, ACCESS, access));
+                // Both are set, or none. The former default ACL has had its room before.
+                access.inspect_err(|_| drop(set_default(&object, old.as_ref())))
             })?;
         }
         let result = self.attrs(&object)?;
@@ -112,4 +108,16 @@ fn value(object: &Object, name: &str) -> Result<Option<PosixAcl>> {
 
 fn set(object: &Object, name: &str, acl: &PosixAcl) -> Result<()> {
     rustix::fs::setxattr(path(object), name, &acl.to_bytes(), XattrFlags::empty()).map_err(os)
+}
+
+/// Sets the default ACL of a directory. `None` removes it.
+fn set_default(object: &Object, acl: Option<&PosixAcl>) -> Result<()> {
+    match (acl, object.kind) {
+        (Some(acl), _) => set(object, DEFAULT, acl),
+        (None, FileKind::Directory) => match rustix::fs::removexattr(path(object), DEFAULT) {
+            Ok(()) | Err(Errno::NODATA) => Ok(()),
+            Err(e) => Err(os(e)),
+        },
+        (None, _) => Ok(()),
+    }
 }

@@ -62,6 +62,10 @@ impl Inner {
         if (others || explicit(set.atime) || explicit(set.mtime)) && !owns {
             return Err(Error::new(libc::EPERM));
         }
+        // An open for writing gives the right to the length and not to the times.
+        if (set.atime.is_some() || set.mtime.is_some()) && !owns {
+            worker.caller(|| object.access(2))?;
+        }
         self.check_ids(&cred, set)
     }
 

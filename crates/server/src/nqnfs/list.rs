@@ -140,17 +140,36 @@ pub(super) async fn readdirlook(c: &Caller<'_>, a: &Asking<ReaddirlookArgs>) -> 
         reply: a.args.cnt.min(c.r.server.options.listing_max_bytes) as usize,
         more: LOOK_BYTES + handle_bytes,
     };
-    let since = dir.since();
-    let l = list(&dir, a.args.cookie, &room, true).await?;
-    let mut entries = Vec::with_capacity(l.entries.len());
-    for (e, cookie) in l.entries {
+    let mut cookie = a.args.cookie;
+    loop {
+        let since = dir.since();
+        let l = list(&dir, cookie, &room, true).await?;
+        let last = l.entries.last().map(|(_, cookie)| *cookie);
+        let entries = looks(&dir, l.entries, a.args.duration, since).await?;
+        match last {
+            // All entries vanished. A reply without entries would say that the directory ends.
+            Some(last) if entries.is_empty() && !l.eof && last != cookie => cookie = last,
+            _ => return Ok((LeaseReply::None, ReaddirlookOk { entries: Chain(entries), eof: l.eof })),
+        }
+    }
+}
+
+/// The entries with handles and attributes, without those that have vanished.
+async fn looks(
+    dir: &At<'_>,
+    listed: Vec<(DirEntry, u32)>,
+    duration: u32,
+    since: Since,
+) -> Result<Vec<EntryLook>, Stat> {
+    let mut entries = Vec::with_capacity(listed.len());
+    for (e, cookie) in listed {
         let name = Filename::from(e.name.bytes().clone());
         let entry = match e.node {
             Some(node) => Ok(node),
-            None => super::read::walk(&dir, &e.name).await,
+            None => super::read::walk(dir, &e.name).await,
         };
         let entry = match entry {
-            Ok(node) => look(&dir, node, (name, cookie), a.args.duration, since).await,
+            Ok(node) => look(dir, node, (name, cookie), duration, since).await,
             Err(status) => Err(status),
         };
         match entry {
@@ -160,7 +179,7 @@ pub(super) async fn readdirlook(c: &Caller<'_>, a: &Asking<ReaddirlookArgs>) -> 
             Err(status) => return Err(status),
         }
     }
-    Ok((LeaseReply::None, ReaddirlookOk { entries: Chain(entries), eof: l.eof }))
+    Ok(entries)
 }
 
 /// An entry with handle and attributes. A lease is granted only if that takes no lease from another

@@ -14,8 +14,8 @@ use hither_proto::record;
 use hither_proto::rpc::{AuthSys, Message, OpaqueAuth, Procedure, ReplyHeader, call};
 use hither_proto::xdr::{Opaque, Xdr};
 use hither_rpc::server::{Acceptor, ServerLimits};
-use hither_vfs::Vfs;
 use hither_vfs::model::Model;
+use hither_vfs::{Extra, Vfs};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -56,13 +56,24 @@ impl Lab {
         others: Others,
         adjust: impl FnOnce(&mut Options),
     ) -> Self {
+        Self::of(model.clone(), seed, state_dir, others, adjust)
+    }
+
+    /// The same for any file system.
+    fn of<V: Vfs + Extra>(
+        vfs: Arc<V>,
+        seed: u64,
+        state_dir: Option<PathBuf>,
+        others: Others,
+        adjust: impl FnOnce(&mut Options),
+    ) -> Self {
         let rights = Rights { squash: crate::access::Squash::None, secure: false, ..Rights::default() };
         let rights = Rights { read_only: false, ..rights };
         let spec = ExportSpec {
             path: "/".into(),
             aliases: vec![],
-            vfs: model.clone(),
-            extra: Some(model.clone()),
+            vfs: vfs.clone(),
+            extra: Some(vfs),
             admit: Arc::new(move |_: &crate::access::Asker<'_>| Some(rights.clone())),
             epoch: None,
             others,
@@ -568,6 +579,30 @@ async fn invalid_arguments_are_harmless() {
     }
     c.write(f, LeaseRequest::Other(9), "works").await.unwrap();
     assert_eq!(c.read(f).await.unwrap().0, b"works");
+}
+
+/// READDIRLOOK leaves out entries that vanish meanwhile. A reply has an entry or ends the
+/// directory, even when all entries of a part have vanished.
+#[tokio::test(start_paused = true)]
+async fn readdirlook_skips_vanished_entries() {
+    let vfs = crate::tests::fading::Fading::new(model());
+    let lab = Lab::of(vfs, 1, None, Others::Nobody, |_| {});
+    let mut c = lab.client(1).await;
+    for n in 0..60 {
+        c.create(&format!("gone{n:02}")).await;
+    }
+    c.create("z").await;
+    let (mut cookie, mut names) = (0, Vec::new());
+    loop {
+        let args = ReaddirlookArgs { file: c.dir.unwrap(), cookie, cnt: 2000, duration: 0 };
+        let page = c.ask(args).await.into_result().unwrap().1;
+        names.extend(page.entries.iter().map(|e| e.name.to_vec()));
+        match page.entries.last() {
+            Some(last) if !page.eof => cookie = last.cookie,
+            last => break assert!(page.eof || last.is_some(), "a part of the directory is missing"),
+        }
+    }
+    assert_eq!(names, [b"z"]);
 }
 
 /// The NFSv3 handle of a file.

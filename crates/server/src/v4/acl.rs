@@ -48,13 +48,18 @@ pub(super) fn to_wire(acls: &PosixAcls, mode: u32, is_dir: bool) -> Vec<Ace> {
 /// Adds the entries of one ACL. In POSIX, the first kind of entry that matches a user decides
 /// (owner, user by number, any group, other). Several matching groups are combined. In NFSv4 all
 /// entries count in order. Permissions that a later entry would add are therefore denied first.
+///
+/// Linux does not look at an ACL whose mask is empty (`acl_permission_check`): the mode has no bit
+/// for the group then. Users and groups by number have the permissions of all other users.
 fn add(out: &mut Vec<Ace>, acl: &PosixAcl, is_dir: bool, flag: u32) {
     let most = acl.of(AclWho::Mask).unwrap_or(7);
     let owner = acl.of(AclWho::Owner).unwrap_or(0);
     let group = acl.of(AclWho::OwnerGroup).unwrap_or(0) & most;
     let other = acl.of(AclWho::Other).unwrap_or(0);
+    let skipped = most == 0 && other != 0;
     let named = |pick: fn(AclWho) -> Option<u32>| -> Vec<(u32, u8)> {
-        acl.entries.iter().filter_map(|&(who, bits)| Some((pick(who)?, bits & most))).collect()
+        let entries = acl.entries.iter().filter(|_| !skipped);
+        entries.filter_map(|&(who, bits)| Some((pick(who)?, bits & most))).collect()
     };
     let users = named(|who| if let AclWho::User(id) = who { Some(id) } else { None });
     let groups = named(|who| if let AclWho::Group(id) = who { Some(id) } else { None });
@@ -176,7 +181,12 @@ impl Sums {
         entries.extend(self.groups.iter().map(|(id, sum)| (AclWho::Group(*id), bits(sum))));
         if !self.users.is_empty() || !self.groups.is_empty() {
             // The mask is the union of the entries that it limits, so it removes no permission.
-            let most = entries[1..].iter().fold(0, |all, (_, bits)| all | bits);
+            // Linux would skip entries with an empty mask, and let their users have the
+            // permissions of others. With any bit in the mask, the entries deny.
+            let most = match entries[1..].iter().fold(0, |all, (_, bits)| all | bits) {
+                0 => bits(&self.other),
+                most => most,
+            };
             entries.push((AclWho::Mask, most));
         }
         entries.push((AclWho::Other, bits(&self.other)));
@@ -256,11 +266,15 @@ mod tests {
         left == 0
     }
 
-    /// Whether a POSIX ACL grants a permission (acl(5)).
+    /// Whether Linux grants a permission under a POSIX ACL (acl(5), `acl_permission_check`).
     fn posix(acl: &PosixAcl, is_owner: bool, uid: u32, in_group: bool, gids: &[u32], want: u8) -> bool {
         let most = acl.of(AclWho::Mask).unwrap_or(7);
         if is_owner {
             return acl.of(AclWho::Owner).unwrap() & want == want;
+        }
+        // The mode without a bit for the group: Linux does not look at the ACL.
+        if acl.of(AclWho::Mask).or(acl.of(AclWho::OwnerGroup)) == Some(0) {
+            return !in_group && acl.of(AclWho::Other).unwrap() & want == want;
         }
         if let Some(bits) = acl.of(AclWho::User(uid)) {
             return bits & most & want == want;
@@ -293,7 +307,7 @@ mod tests {
     }
 
     /// Both kinds of ACLs grant the same single permissions, for random users and ACLs. Setting the
-    /// converted ACL gives the original, except for the mask.
+    /// converted ACL gives the original, except for the mask and entries that Linux does not apply.
     /// Promise: S8e
     #[test]
     fn converted_acl_grants_same_permissions() {
@@ -332,10 +346,12 @@ mod tests {
             let twice = from_wire(&to_wire(&again, 0, is_dir), is_dir).unwrap();
             assert_eq!(again, twice, "{seed}");
             let most = one.of(AclWho::Mask).unwrap_or(7);
+            let skipped = most == 0 && one.of(AclWho::Other) != Some(0);
             for &(who, bits) in &one.entries {
                 let masked = !matches!(who, AclWho::Owner | AclWho::Other | AclWho::Mask);
                 let expected = if masked { bits & most } else { bits };
-                if who != AclWho::Mask {
+                let shown = !skipped || !matches!(who, AclWho::User(_) | AclWho::Group(_));
+                if who != AclWho::Mask && shown {
                     assert_eq!(
                         again.access.as_ref().unwrap().of(who),
                         Some(expected),

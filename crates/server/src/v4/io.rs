@@ -2,7 +2,7 @@
 
 use super::clients::Client;
 use super::exec::{Exec, Object};
-use super::state::{State, VfsOpen};
+use super::state::{Open, State, VfsOpen};
 use crate::error::stat4;
 use hither_lease::Kind;
 use hither_proto::nfs4::{
@@ -20,7 +20,7 @@ const COPY_MAX: Duration = Duration::from_secs(2);
 impl Exec<'_> {
     /// The open of the `Vfs` with which a stateid permits the use of a file. `None`: no open, and
     /// the caller's own rights decide.
-    pub(super) fn open_for(
+    pub(super) async fn open_for(
         &self,
         o: &Object,
         id: &Stateid,
@@ -28,7 +28,7 @@ impl Exec<'_> {
     ) -> Result<Option<Arc<VfsOpen>>, Nfsstat4> {
         let id = self.actual(id)?;
         if id == Stateid::ANONYMOUS || id == Stateid::READ_BYPASS {
-            return self.without_open(o, id == Stateid::READ_BYPASS, need).map(|()| None);
+            return self.without_open(o, id == Stateid::READ_BYPASS, need).await.map(|()| None);
         }
         if id.is_special() {
             return Err(Nfsstat4::BAD_STATEID);
@@ -44,7 +44,7 @@ impl Exec<'_> {
             // The client has checked its user's rights to the file. It uses the file through any of
             // its opens.
             State::Delegation(_) => return Ok(self.any_open(o, &client, need)),
-            _ => state.open().ok_or(Nfsstat4::BAD_STATEID)?,
+            _ => state.open_for(share_of(need)).ok_or(Nfsstat4::BAD_STATEID)?,
         };
         if open.file.key != o.key() {
             return Err(Nfsstat4::BAD_STATEID);
@@ -52,9 +52,14 @@ impl Exec<'_> {
         if need.contains(OpenAccess::WRITE) && open.inner.lock().access & open::SHARE_ACCESS_WRITE == 0 {
             return Err(Nfsstat4::OPENMODE);
         }
-        // Clients read parts of a file that they opened only for writing, in order to complete
-        // pages. Then the caller's own rights decide.
-        Ok(open.below(need))
+        let below = open.below(need);
+        if below.is_none() {
+            // Clients read parts of a file that they opened only for writing, in order to complete
+            // pages. Then the caller's own rights decide, and the deny bits of others (RFC 8881
+            // section 9.1.2).
+            self.check_denied(o, need, Some(&open)).await?;
+        }
+        Ok(below)
     }
 
     /// An open of a client that permits a use of a file.
@@ -75,21 +80,42 @@ impl Exec<'_> {
         }
     }
 
-    /// Checks I/O without an open against the deny bits of other opens.
-    fn without_open(&self, o: &Object, bypass: bool, need: OpenAccess) -> Result<(), Nfsstat4> {
+    /// Checks I/O without an open against the deny bits of opens.
+    async fn without_open(&self, o: &Object, bypass: bool, need: OpenAccess) -> Result<(), Nfsstat4> {
         if self.nfs.in_grace() {
             return Err(Nfsstat4::GRACE);
         }
-        let Some(file) = self.nfs.registry.file(&o.key()) else { return Ok(()) };
-        let denied = |bit| file.opens.lock().iter().any(|open| open.inner.lock().deny & bit != 0);
-        let read = need.contains(OpenAccess::READ) && !bypass && denied(open::SHARE_DENY_READ);
-        let write = need.contains(OpenAccess::WRITE) && denied(open::SHARE_DENY_WRITE);
-        if read || write { Err(Nfsstat4::LOCKED) } else { Ok(()) }
+        let need = if bypass { need - OpenAccess::READ } else { need };
+        self.check_denied(o, need, None).await
+    }
+
+    /// Checks I/O against the deny bits of opens other than `own`. A client with an expired lease
+    /// denies nothing: its state ends.
+    async fn check_denied(
+        &self,
+        o: &Object,
+        need: OpenAccess,
+        own: Option<&Arc<Open>>,
+    ) -> Result<(), Nfsstat4> {
+        loop {
+            let Some(file) = self.nfs.registry.file(&o.key()) else { return Ok(()) };
+            let denying = {
+                let opens = file.opens.lock();
+                let others = opens.iter().filter(|open| own.is_none_or(|own| !Arc::ptr_eq(own, open)));
+                let mut denying = others.filter(|open| open.inner.lock().claims().1 & share_of(need) != 0);
+                denying.next().map(|open| open.client.clone())
+            };
+            let Some(client) = denying else { return Ok(()) };
+            if !self.nfs.is_courtesy(&client) {
+                return Err(Nfsstat4::LOCKED);
+            }
+            self.nfs.expire(&client).await;
+        }
     }
 
     pub(super) async fn read(&mut self, a: &ReadArgs) -> Result<ReadOk, Nfsstat4> {
         let o = self.object(Nfsstat4::ISDIR)?;
-        let open = self.open_for(&o, &a.stateid, OpenAccess::READ)?;
+        let open = self.open_for(&o, &a.stateid, OpenAccess::READ).await?;
         let most = (self.room_bytes.min(self.r.server.options.io_max_bytes as usize)) as u32;
         if most == 0 && a.count > 0 {
             return Err(Nfsstat4::REP_TOO_BIG);
@@ -109,7 +135,7 @@ impl Exec<'_> {
 
     pub(super) async fn write(&mut self, a: &WriteArgs) -> Result<WriteOk, Nfsstat4> {
         let o = self.object(Nfsstat4::ISDIR)?.writable()?;
-        let open = self.open_for(&o, &a.stateid, OpenAccess::WRITE)?;
+        let open = self.open_for(&o, &a.stateid, OpenAccess::WRITE).await?;
         let (stability, committed) = match a.stable {
             StableHow::UNSTABLE => (Stability::Unstable, StableHow::UNSTABLE),
             StableHow::DATA_SYNC | StableHow::FILE_SYNC => (Stability::Stable, StableHow::FILE_SYNC),
@@ -141,7 +167,7 @@ impl Exec<'_> {
 
     pub(super) async fn seek(&mut self, a: &SeekArgs) -> Result<SeekOk, Nfsstat4> {
         let o = self.object(Nfsstat4::ISDIR)?;
-        let open = self.open_for(&o, &a.stateid, OpenAccess::READ)?;
+        let open = self.open_for(&o, &a.stateid, OpenAccess::READ).await?;
         let file = o.file(open.as_ref().map(|b| b.id));
         let what = match a.what {
             DataContent::DATA => Seek::Data,
@@ -159,7 +185,7 @@ impl Exec<'_> {
 
     pub(super) async fn allocate(&mut self, a: &RangeArgs, reserve: bool) -> Result<(), Nfsstat4> {
         let o = self.object(Nfsstat4::WRONG_TYPE)?.writable()?;
-        let open = self.open_for(&o, &a.stateid, OpenAccess::WRITE)?;
+        let open = self.open_for(&o, &a.stateid, OpenAccess::WRITE).await?;
         let end_bytes = a.offset.checked_add(a.length).filter(|_| a.length > 0).ok_or(Nfsstat4::INVAL)?;
         let range = FileRange { start_bytes: a.offset, end_bytes };
         let _changing = self.for_change(&o, self.is_held(&o, &a.stateid)).await?;
@@ -183,8 +209,8 @@ impl Exec<'_> {
         if from.key() == to.key() {
             return Err(Nfsstat4::INVAL);
         }
-        let source = self.open_for(&from, &a.src_stateid, OpenAccess::READ)?;
-        let target = self.open_for(&to, &a.dst_stateid, OpenAccess::WRITE)?;
+        let source = self.open_for(&from, &a.src_stateid, OpenAccess::READ).await?;
+        let target = self.open_for(&to, &a.dst_stateid, OpenAccess::WRITE).await?;
         let _changing = self.for_change(&to, self.is_held(&to, &a.dst_stateid)).await?;
         self.changed();
         let (source, target) =
@@ -239,8 +265,8 @@ impl Exec<'_> {
         }
         let extra = to.export.extra.clone().ok_or(Nfsstat4::NOTSUPP)?;
         self.are_regular([&from, &to]).await?;
-        let source = self.open_for(&from, &a.src_stateid, OpenAccess::READ)?;
-        let target = self.open_for(&to, &a.dst_stateid, OpenAccess::WRITE)?;
+        let source = self.open_for(&from, &a.src_stateid, OpenAccess::READ).await?;
+        let target = self.open_for(&to, &a.dst_stateid, OpenAccess::WRITE).await?;
         let _changing = self.for_change(&to, self.is_held(&to, &a.dst_stateid)).await?;
         self.changed();
         let (source, target) =
@@ -248,6 +274,12 @@ impl Exec<'_> {
         let done = extra.clone_range(&to.cx, source, a.src_offset, target, a.dst_offset, a.count).await;
         done.map_err(|e| io_stat(&e))
     }
+}
+
+/// The `SHARE_ACCESS_*` bits of an access. `SHARE_DENY_*` has the same numbers.
+fn share_of(need: OpenAccess) -> u32 {
+    let bit = |access, bit| if need.contains(access) { bit } else { 0 };
+    bit(OpenAccess::READ, open::SHARE_ACCESS_READ) | bit(OpenAccess::WRITE, open::SHARE_ACCESS_WRITE)
 }
 
 /// The status of failed I/O.

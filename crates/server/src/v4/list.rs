@@ -12,7 +12,7 @@ use hither_proto::nfs4::{
     Attrs as Wire, Bitmap4, Entry, Nfsstat4, READDIR_MAX_ENTRIES, ReaddirArgs, ReaddirOk, attr,
 };
 use hither_proto::xdr::{Chain, Enc};
-use hither_vfs::{DirEntry, Fh, FileKind};
+use hither_vfs::{DirEntry, DirPage, Fh, FileKind, Node, PathRef, Stop, WalkRequest};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -44,31 +44,105 @@ impl Exec<'_> {
         }
     }
 
+    /// Lists a directory of an export. An entry that vanishes during the listing is left out. A
+    /// listing without entries would say that the directory ends, so the server reads on then.
     async fn readdir_object(&self, dir: &Object, a: &ReaddirArgs, max: usize) -> Result<ReaddirOk, Nfsstat4> {
         let from = a.cookie.saturating_sub(RESERVED);
-        let nodes = !a.attr_request.is_subset(OF_ENTRY) || self.r.table.has_crossings(&dir.export);
-        let verifier = if from == 0 { [0; 8] } else { a.cookieverf };
-        let bytes = (max.saturating_sub(HEAD_BYTES) as u32).max(PAGE_MIN_BYTES);
-        let list = || dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, bytes, nodes);
-        let mut page = list().await.map_err(|e| stat4(&e))?;
-        let mut told = HashMap::new();
-        if self.of_files_delayed(&page.entries, &mut told).await? {
-            page = list().await.map_err(|e| stat4(&e))?;
-        }
+        let mut at = (from, if from == 0 { [0; 8] } else { a.cookieverf });
         let mut list = List::new(max);
+        loop {
+            let mut told = HashMap::new();
+            let mut page = self.page(dir, at, a.attr_request, max).await?;
+            if self.of_files_delayed(&page.entries, &mut told).await? {
+                page = self.page(dir, at, a.attr_request, max).await?;
+            }
+            let (verifier, eof) = (page.verifier, page.eof);
+            let last = page.entries.last().map(|entry| entry.cookie);
+            self.add_entries(&mut list, dir, page, a.attr_request, &told).await?;
+            match last {
+                Some(last) if list.is_empty() && !eof && last != at.0 => at = (last, verifier),
+                _ => return list.finish(verifier, eof),
+            }
+        }
+    }
+
+    /// A part of a directory. Entries have nodes if the attributes need them.
+    async fn page(
+        &self,
+        dir: &Object,
+        (from, verifier): (u64, [u8; 8]),
+        wanted: Bitmap4,
+        max: usize,
+    ) -> Result<Page, Nfsstat4> {
+        let nodes = !wanted.is_subset(OF_ENTRY) || self.r.table.has_crossings(&dir.export);
+        let bytes = (max.saturating_sub(HEAD_BYTES) as u32).max(PAGE_MIN_BYTES);
+        let page = dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, bytes, nodes).await;
+        let DirPage { mut entries, verifier, eof, .. } = page.map_err(|e| stat4(&e))?;
+        let mut failed = HashMap::new();
+        if !wanted.is_subset(OF_ENTRY) {
+            failed = self.look_up_missing(dir, &mut entries).await;
+        }
+        Ok(Page { entries, failed, verifier, eof })
+    }
+
+    /// Looks up the entries without nodes, and returns those that fail. The layer below had no
+    /// attributes of them, or they vanished, or the caller may not search the directory. In the
+    /// last case all fail.
+    async fn look_up_missing(&self, dir: &Object, entries: &mut [DirEntry]) -> HashMap<u64, Nfsstat4> {
+        let (mut failed, mut forbidden) = (HashMap::new(), false);
+        for entry in entries.iter_mut().filter(|entry| entry.node.is_none()) {
+            let found = if forbidden { Err(Nfsstat4::ACCESS) } else { self.look_up(dir, entry).await };
+            forbidden = found.as_ref().err() == Some(&Nfsstat4::ACCESS);
+            match found {
+                Ok(node) => entry.node = Some(node),
+                Err(status) => drop(failed.insert(entry.cookie, status)),
+            }
+        }
+        failed
+    }
+
+    async fn look_up(&self, dir: &Object, entry: &DirEntry) -> Result<Node, Nfsstat4> {
+        let at = PathRef::name(&dir.fh, &entry.name);
+        let found = dir.export.vfs.walk(&dir.cx, at, WalkRequest::default()).await.map_err(|e| stat4(&e))?;
+        match (found.steps.into_iter().next(), found.stop) {
+            (Some(node), _) => Ok(node),
+            (None, Stop::Failed(e)) => Err(stat4(&e)),
+            (None, _) => Err(Nfsstat4::NOENT),
+        }
+    }
+
+    /// Adds entries to a listing. Without `rdattr_error` in the request, the failure of an entry is
+    /// the failure of the listing (RFC 8881 section 18.23.3).
+    async fn add_entries(
+        &self,
+        list: &mut List,
+        dir: &Object,
+        page: Page,
+        wanted: Bitmap4,
+        told: &HashMap<Fh, HolderAnswer>,
+    ) -> Result<(), Nfsstat4> {
         for mut entry in page.entries {
             if let Some(node) = &mut entry.node
                 && let Some(told) = told.get(&node.fh)
             {
                 self.nfs.leases.tell(*told, &mut node.attrs.attr);
             }
-            let attrs = self.entry_attrs(dir, &entry, a.attr_request).await?;
+            let attrs = match page.failed.get(&entry.cookie) {
+                Some(status) => Err(*status),
+                None => self.entry_attrs(dir, &entry, wanted).await,
+            };
+            let attrs = match attrs {
+                Ok(attrs) => attrs,
+                Err(Nfsstat4::NOENT | Nfsstat4::STALE) => continue,
+                Err(status) if wanted.has(attr::RDATTR_ERROR) => bare_entry(entry.fileid, wanted, status),
+                Err(status) => return Err(status),
+            };
             let cookie = entry.cookie.saturating_add(RESERVED);
             if !list.add(Entry { cookie, name: entry.name.bytes().clone().into(), attrs }) {
                 break;
             }
         }
-        list.finish(page.verifier, page.eof)
+        Ok(())
     }
 
     /// Waits until no other client has delayed writes to files in a listing with attributes. For a
@@ -126,13 +200,7 @@ impl Exec<'_> {
             source.handle = &handle;
             return Ok(source.wire(wanted));
         }
-        if wanted.is_subset(OF_ENTRY) {
-            Ok(bare_entry(entry.fileid, wanted, Nfsstat4::OK))
-        } else if wanted.has(attr::RDATTR_ERROR) {
-            Ok(bare_entry(entry.fileid, wanted, Nfsstat4::ACCESS))
-        } else {
-            Err(Nfsstat4::ACCESS)
-        }
+        Ok(bare_entry(entry.fileid, wanted, Nfsstat4::OK))
     }
 
     /// Attributes of the root of an export that covers an entry.
@@ -187,6 +255,15 @@ impl Exec<'_> {
     }
 }
 
+/// A part of a directory.
+struct Page {
+    entries: Vec<DirEntry>,
+    /// Entries that cannot be looked up, by their cookies.
+    failed: HashMap<u64, Nfsstat4>,
+    verifier: [u8; 8],
+    eof: bool,
+}
+
 /// Entries that fit into the reply.
 struct List {
     entries: Vec<Entry>,
@@ -198,6 +275,11 @@ struct List {
 impl List {
     fn new(max: usize) -> Self {
         Self { entries: Vec::new(), bytes: HEAD_BYTES, max, full: false }
+    }
+
+    /// Whether no entry was added.
+    fn is_empty(&self) -> bool {
+        self.entries.is_empty() && !self.full
     }
 
     /// Adds an entry; false when there is no room.

@@ -1,9 +1,9 @@
 //! LOCK, LOCKT and LOCKU, and operations on stateids.
 //!
 //! The server's own table decides conflicts, because the reply names the owner of the conflicting
-//! lock. The server also takes each lock in the layer below, so that local programs and other
-//! servers respect it. A client that wants to wait repeats its LOCK. CB_NOTIFY_LOCK tells the
-//! client when the lock may be free.
+//! lock. The server also takes each lock in the layer below, where that has locks. The origin of a
+//! gateway has, and its other clients respect them. A local directory has none. A client that wants
+//! to wait repeats its LOCK. CB_NOTIFY_LOCK tells the client when the lock may be free.
 
 use super::exec::{Exec, Object};
 use super::ranges::RangeLock;
@@ -67,14 +67,14 @@ impl Exec<'_> {
             Locker::New(n) => n.open_stateid,
         };
         let state = self.nfs.registry.find(&client, &self.actual(&id)?)?;
-        let file = state.file().ok_or(Nfsstat4::BAD_STATEID)?;
+        let file = &state.file().ok_or(Nfsstat4::BAD_STATEID)?;
         let _order = file.order.lock().await;
-        let locks = self.locks_of(o, &a.locker, wanted.0)?;
+        let (locks, open) = self.locks_of(o, &a.locker, wanted.0)?;
         let waiter = Waiter { client, owner: locks.owner.clone(), minor: self.minor };
         let waits = matches!(a.locktype, LockType::READW | LockType::WRITEW);
         // The owner is added before the attempt, so that no release is missed.
         let waits = waits && add_waiter(file, &waiter);
-        let tried = self.take(o, &locks, wanted).await;
+        let tried = self.take(o, (&locks, &open), wanted).await;
         let denied = matches!(tried, Ok(Tried::InTheWay(..)) | Err(LockFail::Denied(_)));
         if waits && !denied {
             remove_waiter(file, &waiter);
@@ -86,14 +86,23 @@ impl Exec<'_> {
         tried
     }
 
-    /// The owner's locks on the file, created with the first lock. The caller holds the file's
-    /// `order`.
-    fn locks_of(&self, o: &Object, locker: &Locker, kind: LockKind) -> Result<Arc<Locks>, Nfsstat4> {
+    /// The owner's locks on the file, created with the first lock, and the open through which the
+    /// owner takes the lock. The caller holds the file's `order`.
+    fn locks_of(
+        &self,
+        o: &Object,
+        locker: &Locker,
+        kind: LockKind,
+    ) -> Result<(Arc<Locks>, Arc<Open>), Nfsstat4> {
         let client = self.client()?;
         let registry = &self.nfs.registry;
+        let need = match kind {
+            LockKind::Read => open::SHARE_ACCESS_READ,
+            LockKind::Write => open::SHARE_ACCESS_WRITE,
+        };
         let (locks, open) = match locker {
             Locker::Existing(e) => match registry.find(&client, &self.actual(&e.lock_stateid)?)? {
-                State::Locks(l) => (Some(l.clone()), l.open.clone()),
+                State::Locks(l) => (Some(l.clone()), l.open_for(need)),
                 State::Open(_) | State::Delegation(_) => return Err(Nfsstat4::BAD_STATEID),
             },
             Locker::New(n) => match registry.find(&client, &self.actual(&n.open_stateid)?)? {
@@ -104,18 +113,15 @@ impl Exec<'_> {
         if open.file.key != o.key() {
             return Err(Nfsstat4::BAD_STATEID);
         }
-        let need = match kind {
-            LockKind::Read => open::SHARE_ACCESS_READ,
-            LockKind::Write => open::SHARE_ACCESS_WRITE,
-        };
         if open.inner.lock().access & need == 0 {
             return Err(Nfsstat4::OPENMODE);
         }
-        match (locks, locker) {
-            (Some(locks), _) => Ok(locks),
-            (None, Locker::New(n)) => self.new_locks(&open, &n.lock_owner.owner),
-            (None, Locker::Existing(_)) => Err(Nfsstat4::BAD_STATEID),
-        }
+        let locks = match (locks, locker) {
+            (Some(locks), _) => locks,
+            (None, Locker::New(n)) => self.new_locks(&open, &n.lock_owner.owner)?,
+            (None, Locker::Existing(_)) => return Err(Nfsstat4::BAD_STATEID),
+        };
+        Ok((locks, open))
     }
 
     fn new_locks(&self, open: &Arc<Open>, owner: &Bytes) -> Result<Arc<Locks>, Nfsstat4> {
@@ -126,7 +132,7 @@ impl Exec<'_> {
             client: open.client.clone(),
             owner: Bytes::copy_from_slice(owner),
             number: registry.number(),
-            open: open.clone(),
+            opens: Mutex::new(smallvec::smallvec![open.clone()]),
             seqid: Mutex::new(0),
         });
         registry.add(State::Locks(locks.clone()))?;
@@ -139,10 +145,10 @@ impl Exec<'_> {
     async fn take(
         &self,
         o: &Object,
-        locks: &Arc<Locks>,
+        (locks, open): (&Arc<Locks>, &Arc<Open>),
         (kind, range): (LockKind, FileRange),
     ) -> Result<Tried, LockFail> {
-        let file = &locks.open.file;
+        let file = &open.file;
         if let Some((held, holder)) = in_the_way(file, locks.number, kind, range)? {
             return Ok(Tried::InTheWay(held, holder));
         }
@@ -150,7 +156,8 @@ impl Exec<'_> {
             // NFSv4.1 has no status for too many locks, and trying again does not help.
             return Err(Nfsstat4::SERVERFAULT.into());
         }
-        self.take_below(o, locks, kind, range).await?;
+        self.take_below(o, (locks, open), kind, range).await?;
+        locks.bind(open);
         file.ranges.lock().take(locks.number, kind, range);
         Ok(Tried::Taken(locks.changed()))
     }
@@ -169,7 +176,7 @@ impl Exec<'_> {
     async fn take_below(
         &self,
         o: &Object,
-        locks: &Locks,
+        (locks, open): (&Locks, &Open),
         kind: LockKind,
         range: FileRange,
     ) -> Result<(), LockFail> {
@@ -178,7 +185,7 @@ impl Exec<'_> {
             LockKind::Read => OpenAccess::READ,
             LockKind::Write => OpenAccess::WRITE,
         };
-        let file = o.file(locks.open.below(needed).map(|b| b.id));
+        let file = o.file(open.below(needed).map(|b| b.id));
         let owner = LockOwner { id: locks.number, flock: false };
         match vfs.lock(&o.cx, file, owner, kind, range, LockWait::No).await {
             Ok(_) => Ok(()),
@@ -242,7 +249,7 @@ impl Exec<'_> {
         let client = self.client()?;
         let id = self.actual(&a.lock_stateid)?;
         let state = self.nfs.registry.find(&client, &id)?;
-        let file = state.file().ok_or(Nfsstat4::BAD_STATEID)?;
+        let file = &state.file().ok_or(Nfsstat4::BAD_STATEID)?;
         let stateid = {
             let _order = file.order.lock().await;
             let State::Locks(locks) = self.nfs.registry.find(&client, &id)? else {
@@ -252,7 +259,7 @@ impl Exec<'_> {
                 return Err(Nfsstat4::BAD_STATEID);
             }
             let owner = LockOwner { id: locks.number, flock: false };
-            let below = locks.open.inner.lock().below.first().cloned();
+            let below = locks.open_for(0).inner.lock().below.first().cloned();
             let of = o.file(below.as_ref().map(|b| b.id));
             match o.export.vfs.unlock(&o.cx, of, owner, range).await {
                 Ok(()) => {}
@@ -296,7 +303,7 @@ impl Exec<'_> {
             }
             State::Locks(locks) => locks,
         };
-        let file = &locks.open.file;
+        let file = locks.file();
         let _order = file.order.lock().await;
         // The owner may have locked again under the same stateid. A Linux client frees a stateid
         // while the next process with the same owner takes a lock.

@@ -7,7 +7,7 @@
 //! asks for.
 
 use super::acl;
-use super::attrs::{SETTABLE, SETTABLE_LATER, to_create, to_set};
+use super::attrs::{OF_HOLDER, SETTABLE, SETTABLE_LATER, to_create, to_set};
 use super::delegation::HolderTimes;
 use super::exec::{Exec, Here, Object};
 use super::state::State;
@@ -15,8 +15,8 @@ use crate::error::stat4;
 use bytes::Bytes;
 use hither_proto::nfs4::{
     AccessOk, Ace, Bitmap4, ChangeInfo as WireChange, Component, CreateArgs, CreateOk, CreateType,
-    LINKTEXT_MAX_BYTES, Linktext, Nfsstat4, Op, OpenClaim, RenameArgs, RenameOk, SetattrArgs, access, attr,
-    open,
+    LINKTEXT_MAX_BYTES, Linktext, Nfsstat4, Op, OpenClaim, RenameArgs, RenameOk, SetattrArgs, SetattrFail,
+    access, attr, open,
 };
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Cred, FileKind, Name, OpenAccess, PathRef, PosixAcls, RenameFlags,
@@ -203,7 +203,8 @@ impl Exec<'_> {
         })
     }
 
-    pub(super) async fn setattr(&mut self, a: &SetattrArgs) -> Result<Bitmap4, Nfsstat4> {
+    /// SETATTR. A failure names the attributes that were set before it (RFC 8881 section 18.30.3).
+    pub(super) async fn setattr(&mut self, a: &SetattrArgs) -> Result<Bitmap4, SetattrFail> {
         let o = self.object(Nfsstat4::ROFS)?.writable()?;
         let set = to_set(&a.attrs, SETTABLE_LATER, self.have(&o))?;
         let times = self.times_of_holder(&o, a)?;
@@ -212,13 +213,16 @@ impl Exec<'_> {
             None => None,
         };
         let open = match set.size_bytes {
-            Some(_) => self.open_for(&o, &a.stateid, OpenAccess::WRITE)?,
+            Some(_) => self.open_for(&o, &a.stateid, OpenAccess::WRITE).await?,
             None => None,
         };
         let of_holder = set.size_bytes.is_some() || times.is_some();
         let held = open.is_some() || of_holder && self.is_held(&o, &a.stateid);
         let _changing = self.for_change(&o, held).await?;
         self.changed();
+        let all = a.attrs.mask();
+        let first = all.without(attr::ACL).difference(OF_HOLDER);
+        let after = |done: Bitmap4| move |status| SetattrFail { status, attrsset: done };
         let mut attrs = match times {
             Some(times) if set == SetAttr::default() && acls.is_none() => {
                 self.set_holder_times(&o, times, true).await?
@@ -230,7 +234,7 @@ impl Exec<'_> {
                 let file = o.file(open.as_ref().map(|b| b.id));
                 let attrs = o.export.vfs.setattr(&cx, file, &set).await.map_err(|e| stat4(&e))?;
                 match times {
-                    Some(times) => self.set_holder_times(&o, times, false).await?,
+                    Some(times) => self.set_holder_times(&o, times, false).await.map_err(after(first))?,
                     None => attrs,
                 }
             }
@@ -241,12 +245,13 @@ impl Exec<'_> {
         if let (Some(acls), Some(extra)) = (acls, &o.export.extra) {
             // The ACL is set after the mode, because it replaces the mode's permissions (RFC 8881
             // section 6.4.1.3).
-            attrs = extra.set_acls(&o.cx, &o.fh, &acls).await.map_err(|e| stat4(&e))?;
+            let set = extra.set_acls(&o.cx, &o.fh, &acls).await.map_err(|e| stat4(&e));
+            attrs = set.map_err(after(all.without(attr::ACL)))?;
         }
         if let Some(Here::Object(here)) = &mut self.current {
             here.known = Some(attrs);
         }
-        Ok(a.attrs.mask())
+        Ok(all)
     }
 
     /// The times that a SETATTR by the holder of a write delegation presents, as far as the server
@@ -286,12 +291,16 @@ impl Exec<'_> {
         o.export.vfs.setattr(&cx, o.file(None), &set).await.map_err(|e| stat4(&e))
     }
 
-    /// Converts the ACLs for an object.
+    /// Converts the ACLs for an object. The caller must own the object. This is checked here, so
+    /// that a SETATTR without the right to set an ACL sets no other attribute either.
     async fn acls_of(&self, o: &Object, aces: &[Ace]) -> Result<PosixAcls, Nfsstat4> {
-        match self.attrs(o).await?.attr.kind {
-            FileKind::Symlink => Err(Nfsstat4::ATTRNOTSUPP),
-            kind => acl::from_wire(aces, kind == FileKind::Directory),
-        }
+        let attr = self.attrs(o).await?.attr;
+        let acls = match attr.kind {
+            FileKind::Symlink => return Err(Nfsstat4::ATTRNOTSUPP),
+            kind => acl::from_wire(aces, kind == FileKind::Directory)?,
+        };
+        let owns = o.cx.cred.uid == 0 || o.cx.cred.uid == attr.uid;
+        if owns { Ok(acls) } else { Err(Nfsstat4::PERM) }
     }
 
     pub(super) async fn create(&mut self, a: &CreateArgs) -> Result<CreateOk, Nfsstat4> {

@@ -17,18 +17,21 @@ use crate::table::Export;
 use bytes::Bytes;
 use hither_lease::Kind;
 use hither_proto::nfs4::{
-    Ace, Bitmap4, ChangeInfo as WireChange, CloseArgs, CreateHow, DelegationType, Nfsstat4, OpenArgs,
-    OpenArguments, OpenClaim, OpenDelegation, OpenDowngradeArgs, OpenOk, ReadDelegation, SpaceLimit, Stateid,
-    WhyNoDelegation, WriteDelegation, attr, open,
+    Ace, Bitmap4, ChangeInfo as WireChange, ClaimDelegateCur, CloseArgs, CreateHow, DelegationType, Nfsstat4,
+    OpenArgs, OpenArguments, OpenClaim, OpenDelegation, OpenDowngradeArgs, OpenOk, ReadDelegation,
+    SpaceLimit, Stateid, WhyNoDelegation, WriteDelegation, attr, open,
 };
 use hither_vfs::{
     Create, Cred, Fh, Name, Node, OpenHow, OpenId, Opened, PathRef, RequestContext, SetAttr, SetTime, Stop,
     WalkRequest,
 };
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::time::timeout;
 
 /// Delegation wants that may accompany the access bits.
 const WANTS: u32 = open::WANT_DELEG_MASK
@@ -56,6 +59,9 @@ struct Opening<'a> {
     /// Whether other clients must not cache the file.
     writes: bool,
 }
+
+/// Longest wait of a CLOSE for OPENs of the same open in progress.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The creation that an OPEN requests.
 struct Creation<'a> {
@@ -167,18 +173,24 @@ impl Exec<'_> {
                 Err(status) => return Err(status),
             }
         }
-        let owner = Bytes::copy_from_slice(&a.owner.owner);
-        let registered = self.register(&file, owner, *share, a.share_deny, below.clone()).await;
-        let (open, stateid) = registered.map_err(|status| match (status, &a.claim) {
-            (Nfsstat4::SHARE_DENIED, OpenClaim::Previous(_)) => Nfsstat4::RECLAIM_CONFLICT,
-            _ => status,
-        })?;
+        // To cut the file is to write to it.
+        let cutting = if cut.is_some() { open::SHARE_ACCESS_WRITE } else { 0 };
+        let claim = (*share | cutting, a.share_deny);
+        let mut open = self.reserve(&file, a, claim).await?;
         self.changed();
         scarcity::is_over();
         if let Err(status) = self.complete_open(&opening, &mut file, below.id, cut).await {
-            self.undo(&open).await;
+            self.undo(&open, claim).await;
             return Err(status);
         }
+        let granted = (*share, a.share_deny);
+        let stateid = loop {
+            match confirm(&open, claim, granted, &below).await {
+                Some(stateid) => break stateid,
+                // The client has closed its open meanwhile.
+                None => open = self.reserve(&file, a, claim).await?,
+            }
+        };
         drop((changing, entries));
         let delegation = self.delegate(a, *share, &mut file).await;
         self.go(Here::Object(file));
@@ -220,7 +232,10 @@ impl Exec<'_> {
         // no lease is granted, and the client's writes wait for them. The reclaim itself must not
         // wait, or the grace period would end first.
         let early = matches!(args.claim, OpenClaim::Previous(_)) && self.nfs.leases.is_recovering();
-        let writes = !early && (is_for_writing || cuts(&args));
+        // A reservation against reading also ends the caches of others: their holders read without
+        // a call.
+        let denies_reading = a.share_deny & open::SHARE_DENY_READ != 0;
+        let writes = !early && (is_for_writing || cuts(&args) || denies_reading);
         Ok(Opening { args, at, share, early, writes })
     }
 
@@ -231,7 +246,7 @@ impl Exec<'_> {
         }
         let at = &opening.at;
         Ok(match &opening.args.claim {
-            OpenClaim::Null(n) => {
+            OpenClaim::Null(n) | OpenClaim::DelegateCur(ClaimDelegateCur { file: n, .. }) => {
                 CachingGuard { naming: Some(self.for_change_of(at, &name(n)?, false).await?), itself: None }
             }
             // The client reclaims an open for writing. It held that open before the restart, so no
@@ -309,12 +324,15 @@ impl Exec<'_> {
         }
     }
 
-    /// Undoes a refused open. A new open is closed. An existing open keeps its higher sequence
-    /// number.
-    async fn undo(&self, opened: &Arc<Open>) {
-        let _order = opened.file.order.lock().await;
-        if opened.stateid().seqid == 1 {
-            self.nfs.close(opened).await;
+    /// Undoes a refused OPEN. The open ends with it, unless another OPEN has succeeded or may.
+    async fn undo(&self, open: &Arc<Open>, claim: (u32, u32)) {
+        let _order = open.file.order.lock().await;
+        let is_unused = {
+            let inner = open.settle(claim);
+            inner.seqid == 0 && inner.pending.is_empty() && !inner.closed
+        };
+        if is_unused {
+            self.nfs.close(open).await;
         }
     }
 
@@ -570,16 +588,22 @@ impl Exec<'_> {
         Ok(Got::of(&file.export, share, opened.map_err(|e| stat_of_open(&e))?))
     }
 
-    /// Registers an open of the client. Returns it with the stateid that this call made. No other
-    /// call returns the same stateid.
-    async fn register(
+    /// Finds or makes the open of the client, and registers the access and deny bits of the OPEN
+    /// `a` with it. [`confirm`] or [`Exec::undo`] ends the registration.
+    async fn reserve(&self, file: &Object, a: &OpenArgs, claim: (u32, u32)) -> Result<Arc<Open>, Nfsstat4> {
+        let reserved = self.reserve_bits(file, Bytes::copy_from_slice(&a.owner.owner), claim).await;
+        reserved.map_err(|status| match (status, &a.claim) {
+            (Nfsstat4::SHARE_DENIED, OpenClaim::Previous(_)) => Nfsstat4::RECLAIM_CONFLICT,
+            _ => status,
+        })
+    }
+
+    async fn reserve_bits(
         &self,
         file: &Object,
         owner: Bytes,
-        share: u32,
-        deny: u32,
-        below: Arc<VfsOpen>,
-    ) -> Result<(Arc<Open>, Stateid), Nfsstat4> {
+        claim: (u32, u32),
+    ) -> Result<Arc<Open>, Nfsstat4> {
         let client = self.client()?;
         let registry = &self.nfs.registry;
         loop {
@@ -588,28 +612,21 @@ impl Exec<'_> {
             let in_the_way = {
                 let mut opens = state.opens.lock();
                 let is_own = |o: &Arc<Open>| o.client.id == client.id && o.owner == owner;
-                let conflict = opens.iter().filter(|o| !is_own(o)).find(|o| {
-                    let other = o.inner.lock();
-                    excludes((share, deny), (other.access, other.deny))
-                });
+                let conflict =
+                    opens.iter().filter(|o| !is_own(o)).find(|o| excludes(claim, o.inner.lock().claims()));
                 match conflict {
                     Some(open) => open.client.clone(),
                     None => {
                         if let Some(open) = opens.iter().find(|o| is_own(o)) {
-                            let mut inner = open.inner.lock();
-                            inner.seqid = next(inner.seqid);
-                            inner.access |= share;
-                            inner.deny |= deny;
-                            if !inner.below.iter().any(|b| b.access.contains(below.access)) {
-                                inner.below.push(below);
-                            }
-                            return Ok((open.clone(), Stateid { seqid: inner.seqid, other: open.other }));
+                            open.inner.lock().pending.push(claim);
+                            return Ok(open.clone());
                         }
                         let inner = OpenInner {
-                            seqid: 1,
-                            access: share,
-                            deny,
-                            below: smallvec::smallvec![below],
+                            seqid: 0,
+                            access: 0,
+                            deny: 0,
+                            pending: smallvec::smallvec![claim],
+                            below: SmallVec::new(),
                             closed: false,
                         };
                         let open = Arc::new(Open {
@@ -621,8 +638,7 @@ impl Exec<'_> {
                         });
                         registry.add(State::Open(open.clone()))?;
                         opens.push(open.clone());
-                        let stateid = open.stateid();
-                        return Ok((open, stateid));
+                        return Ok(open);
                     }
                 }
             };
@@ -654,10 +670,18 @@ impl Exec<'_> {
 
     pub(super) async fn close(&mut self, a: &CloseArgs) -> Result<Stateid, Nfsstat4> {
         let open = self.open_of(&a.stateid)?;
-        let _order = open.file.order.lock().await;
-        // An OPEN of the same owner may have changed the stateid. The client must then see that
-        // reply first.
-        self.open_of(&a.stateid)?;
+        let _order = loop {
+            let settled = open.file.settled.notified();
+            let order = open.file.order.lock().await;
+            // An OPEN of the same owner may have changed the stateid, or may change it soon. The
+            // client must then see that reply first.
+            self.open_of(&a.stateid)?;
+            if open.inner.lock().pending.is_empty() {
+                break order;
+            }
+            drop(order);
+            timeout(CLOSE_PATIENCE, settled).await.map_err(|_| Nfsstat4::DELAY)?;
+        };
         self.nfs.close(&open).await;
         self.stateid = None;
         Ok(Stateid::INVALID)
@@ -701,6 +725,29 @@ pub(super) fn open_arguments() -> OpenArguments {
         open_claim: Bitmap4::of(&[0, 1, 2, 4, 5]),
         create_mode: Bitmap4::of(&[0, 1, 2, 3]),
     }
+}
+
+/// Ends an OPEN that has succeeded: the open gets its bits (access, deny) and its open of the
+/// `Vfs`. Returns the stateid that this call made. No other call returns the same stateid. `None`
+/// when the open has been closed.
+async fn confirm(
+    open: &Open,
+    claim: (u32, u32),
+    (access, deny): (u32, u32),
+    below: &Arc<VfsOpen>,
+) -> Option<Stateid> {
+    let _order = open.file.order.lock().await;
+    let mut inner = open.settle(claim);
+    if inner.closed {
+        return None;
+    }
+    inner.seqid = next(inner.seqid);
+    inner.access |= access;
+    inner.deny |= deny;
+    if !inner.below.iter().any(|b| b.access.contains(below.access)) {
+        inner.below.push(below.clone());
+    }
+    Some(Stateid { seqid: inner.seqid, other: open.other })
 }
 
 fn how(share: u32, create: Create) -> OpenHow {

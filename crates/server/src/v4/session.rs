@@ -9,7 +9,7 @@
 
 use super::clients::Client;
 use bytes::Bytes;
-use hither_proto::nfs4::{ChannelAttrs, Nfsstat4, SequenceArgs, Sessionid};
+use hither_proto::nfs4::{CbCompound, ChannelAttrs, Nfsstat4, SequenceArgs, Sessionid};
 use hither_proto::rpc::OpaqueAuth;
 use hither_rpc::server::Peer;
 use parking_lot::Mutex;
@@ -27,9 +27,22 @@ pub(crate) struct Session {
     slots: Vec<Mutex<Slot>>,
     finished: Notify,
     pub back: Mutex<Back>,
-    /// Sequence number of the next callback in the client's first slot. The lock serialises
-    /// callbacks.
-    pub back_turn: tokio::sync::Mutex<u32>,
+    /// The client's first slot. The lock serialises callbacks.
+    pub back_turn: tokio::sync::Mutex<BackSlot>,
+}
+
+/// The client's slot for callbacks, as far as the server knows it.
+pub(crate) struct BackSlot {
+    /// Sequence number of the next call.
+    pub sequenceid: u32,
+    /// The last call, when its reply is missing.
+    pub unanswered: Option<CbCompound>,
+}
+
+impl Default for BackSlot {
+    fn default() -> Self {
+        Self { sequenceid: 1, unanswered: None }
+    }
 }
 
 /// The backchannel of a session.
@@ -72,7 +85,7 @@ impl Session {
             slots,
             finished: Notify::new(),
             back: Mutex::new(back),
-            back_turn: tokio::sync::Mutex::new(1),
+            back_turn: tokio::sync::Mutex::default(),
         }
     }
 
@@ -188,7 +201,7 @@ mod tests {
                 peer: None,
                 proven: None,
             }),
-            back_turn: tokio::sync::Mutex::new(1),
+            back_turn: tokio::sync::Mutex::default(),
         }
     }
 

@@ -209,7 +209,12 @@ impl Exec<'_> {
         if too_small { Err(Nfsstat4::TOOSMALL) } else { Ok(fore) }
     }
 
-    pub(super) fn destroy_session(&mut self, id: &Sessionid) -> Result<(), Nfsstat4> {
+    /// DESTROY_SESSION. The end of the compound's own session is the last operation (RFC 8881
+    /// section 18.37.3): behind it the slot and its cached reply no longer exist.
+    pub(super) fn destroy_session(&mut self, id: &Sessionid, rest: &[Op]) -> Result<(), Nfsstat4> {
+        if !rest.is_empty() && self.session.as_ref().is_some_and(|own| own.id == *id) {
+            return Err(Nfsstat4::NOT_ONLY_OP);
+        }
         let session = self.nfs.clients.session(id).ok_or(Nfsstat4::BADSESSION)?;
         self.need_principal_of_session(&session)?;
         self.nfs.clients.remove_session(id).map(drop).ok_or(Nfsstat4::BADSESSION)
@@ -219,6 +224,10 @@ impl Exec<'_> {
         &mut self,
         a: &BindConnToSessionArgs,
     ) -> Result<BindConnToSessionOk, Nfsstat4> {
+        // The operation is alone in its compound, without a SEQUENCE (RFC 8881 section 18.34.3).
+        if self.session.is_some() {
+            return Err(Nfsstat4::NOT_ONLY_OP);
+        }
         let session = self.nfs.clients.session(&a.sessionid).ok_or(Nfsstat4::BADSESSION)?;
         self.need_principal_of_session(&session)?;
         let dir = match a.dir {

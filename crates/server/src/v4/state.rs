@@ -21,7 +21,7 @@ use crate::table::Export;
 use bytes::Bytes;
 use hither_proto::nfs4::{Nfsstat4, Stateid, open};
 use hither_vfs::{Cred, Fh, OpenAccess, OpenId, RequestContext};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -65,6 +65,8 @@ pub(crate) struct FileState {
     /// Serialises changes of opens and locks, from the look-up of the stateid to the new stateid.
     /// The tables and the layer below change together.
     pub order: tokio::sync::Mutex<()>,
+    /// Notified when an OPEN in progress ends.
+    pub settled: tokio::sync::Notify,
 }
 
 /// A lock-owner that waits for a lock.
@@ -85,11 +87,15 @@ pub(crate) struct Open {
 }
 
 pub(crate) struct OpenInner {
+    /// 0 until an OPEN has succeeded.
     pub seqid: u32,
     /// `SHARE_ACCESS_*`.
     pub access: u32,
     /// `SHARE_DENY_*`.
     pub deny: u32,
+    /// The access and deny bits of OPENs in progress. They count for other opens, and become bits
+    /// of this one when the OPEN succeeds.
+    pub pending: SmallVec<[(u32, u32); 1]>,
     pub below: SmallVec<[Arc<VfsOpen>; 1]>,
     pub closed: bool,
 }
@@ -102,7 +108,8 @@ pub(crate) struct Locks {
     pub owner: Bytes,
     /// The server's number for the owner.
     pub number: u64,
-    pub open: Arc<Open>,
+    /// The opens through which the owner took locks, at least one. The locks end with the last.
+    pub opens: Mutex<SmallVec<[Arc<Open>; 1]>>,
     pub seqid: Mutex<u32>,
 }
 
@@ -124,15 +131,16 @@ impl State {
     }
 
     /// The file of an open or of locks. `None` for a delegation.
-    pub fn file(&self) -> Option<&Arc<FileState>> {
-        self.open().map(|open| &open.file)
+    pub fn file(&self) -> Option<Arc<FileState>> {
+        self.open_for(0).map(|open| open.file.clone())
     }
 
-    /// The open for I/O. `None` for a delegation.
-    pub fn open(&self) -> Option<&Arc<Open>> {
+    /// The open for I/O with these access bits; one without them when there is no such open. `None`
+    /// for a delegation.
+    pub fn open_for(&self, access: u32) -> Option<Arc<Open>> {
         match self {
-            Self::Open(o) => Some(o),
-            Self::Locks(l) => Some(&l.open),
+            Self::Open(o) => Some(o.clone()),
+            Self::Locks(l) => Some(l.open_for(access)),
             Self::Delegation(_) => None,
         }
     }
@@ -151,13 +159,67 @@ impl Open {
         Stateid { seqid: self.inner.lock().seqid, other: self.other }
     }
 
+    /// Ends an OPEN in progress. The caller holds the file's `order`.
+    pub fn settle(&self, claim: (u32, u32)) -> MutexGuard<'_, OpenInner> {
+        let mut inner = self.inner.lock();
+        inner.settle(claim);
+        self.file.settled.notify_waiters();
+        inner
+    }
+
     /// An open of the `Vfs` with this access, when there is one.
     pub fn below(&self, access: OpenAccess) -> Option<Arc<VfsOpen>> {
         self.inner.lock().below.iter().find(|b| b.access.contains(access)).cloned()
     }
 }
 
+impl OpenInner {
+    /// The access and deny bits with those of OPENs in progress.
+    pub fn claims(&self) -> (u32, u32) {
+        let all = (self.access, self.deny);
+        self.pending.iter().fold(all, |all, claim| (all.0 | claim.0, all.1 | claim.1))
+    }
+
+    /// An OPEN in progress has ended.
+    fn settle(&mut self, claim: (u32, u32)) {
+        if let Some(place) = self.pending.iter().position(|pending| *pending == claim) {
+            self.pending.swap_remove(place);
+        }
+    }
+}
+
 impl Locks {
+    /// An open of the owner with these access bits, or one without them.
+    pub fn open_for(&self, access: u32) -> Arc<Open> {
+        let opens = self.opens.lock();
+        opens.iter().find(|o| o.inner.lock().access & access == access).unwrap_or(&opens[0]).clone()
+    }
+
+    pub fn file(&self) -> Arc<FileState> {
+        self.opens.lock()[0].file.clone()
+    }
+
+    /// The owner has taken a lock through an open.
+    pub fn bind(&self, open: &Arc<Open>) {
+        let mut opens = self.opens.lock();
+        if !opens.iter().any(|o| Arc::ptr_eq(o, open)) {
+            opens.push(open.clone());
+        }
+    }
+
+    /// An open ends. Returns whether the locks end with it.
+    fn unbind(&self, open: &Arc<Open>) -> bool {
+        let mut opens = self.opens.lock();
+        let bound = opens.iter().position(|o| Arc::ptr_eq(o, open));
+        match bound {
+            Some(place) if opens.len() > 1 => {
+                opens.swap_remove(place);
+                false
+            }
+            bound => bound.is_some(),
+        }
+    }
+
     /// Advances the sequence number and returns the new stateid.
     pub fn changed(&self) -> Stateid {
         let mut seqid = self.seqid.lock();
@@ -241,6 +303,7 @@ impl Registry {
             ranges: Mutex::default(),
             waiters: Mutex::default(),
             order: tokio::sync::Mutex::new(()),
+            settled: tokio::sync::Notify::new(),
         });
         files.insert(key, Arc::downgrade(&file));
         file
@@ -295,8 +358,8 @@ impl Registry {
         }
     }
 
-    /// Ends an open and the locks under it. The caller holds the file's `order`. Returns the locks'
-    /// owners, which the caller must release in the layer below.
+    /// Ends an open, and the locks whose owners have no other open. The caller holds the file's
+    /// `order`. Returns the locks' owners, which the caller must release in the layer below.
     pub fn close(&self, open: &Arc<Open>) -> Vec<Arc<Locks>> {
         let below = {
             let mut inner = open.inner.lock();
@@ -305,7 +368,7 @@ impl Registry {
         };
         open.file.opens.lock().retain(|o| !Arc::ptr_eq(o, open));
         let of_open: Vec<Arc<Locks>> =
-            open.file.lockers.lock().iter().filter(|l| Arc::ptr_eq(&l.open, open)).cloned().collect();
+            open.file.lockers.lock().iter().filter(|l| l.unbind(open)).cloned().collect();
         for locks in &of_open {
             self.release_locks(locks);
         }
@@ -318,8 +381,9 @@ impl Registry {
     /// Ends all locks of an owner on a file. The caller holds the file's `order`.
     pub fn release_locks(&self, locks: &Arc<Locks>) {
         let all = hither_vfs::FileRange { start_bytes: 0, end_bytes: u64::MAX };
-        locks.open.file.ranges.lock().release(locks.number, all);
-        locks.open.file.lockers.lock().retain(|l| !Arc::ptr_eq(l, locks));
+        let file = locks.file();
+        file.ranges.lock().release(locks.number, all);
+        file.lockers.lock().retain(|l| !Arc::ptr_eq(l, locks));
         self.forget(&locks.client, &locks.other);
     }
 

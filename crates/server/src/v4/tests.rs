@@ -1,11 +1,13 @@
 //! Conversations of NFSv4: compound in, compound out.
 
 mod delegations;
+mod entries;
 mod paced;
 mod parents;
 mod reclaims;
 mod replays;
 mod rules;
+mod shares;
 mod side_by_side;
 
 use super::*;
@@ -140,6 +142,17 @@ async fn sessions_come_first_and_limits_hold() {
     assert_eq!(status(&mut c, 2, destroy).await, Nfsstat4::NOT_ONLY_OP);
     let destroy = vec![Op::DestroyClientid(c.id)];
     assert_eq!(status(&mut c, 2, destroy.clone()).await, Nfsstat4::CLIENTID_BUSY);
+    // The end of the compound's own session is its last operation, and nothing is executed behind.
+    let own = vec![c.sequence(true), Op::DestroySession(c.session), Op::Putrootfh];
+    assert_eq!(status(&mut c, 2, own).await, Nfsstat4::NOT_ONLY_OP);
+    c.seq += 1;
+    let bind = BindConnToSessionArgs {
+        sessionid: c.session,
+        dir: ChannelDirFromClient::FORE,
+        use_conn_in_rdma_mode: false,
+    };
+    let bind = vec![c.sequence(true), Op::BindConnToSession(bind)];
+    assert_eq!(status(&mut c, 2, bind).await, Nfsstat4::NOT_ONLY_OP);
     let session = vec![Op::DestroySession(c.session)];
     assert_eq!(status(&mut c, 2, session.clone()).await, Nfsstat4::OK);
     assert_eq!(status(&mut c, 2, session).await, Nfsstat4::BADSESSION);

@@ -140,8 +140,8 @@ impl PendingRemoves {
         Ok((parent.mode & STICKY == 0 && parent.fsid == fsid).then(|| parent.mtime.max(parent.ctime)))
     }
 
-    /// Whether every name of a directory has a delayed removal. Listings lack the client's own hidden
-    /// names.
+    /// Whether every name of a directory has a delayed removal. Listings lack the client's own
+    /// hidden names.
     async fn is_emptied(&self, cx: &RequestContext, dir: &Fh) -> Result<bool> {
         let (mut cookie, mut verifier) = (0, [0; 8]);
         loop {

@@ -51,9 +51,18 @@ async fn acls_match_file_system() {
     // Only the owner may set an ACL. Other callers see the permissions that the ACL gives them.
     let other = cx_of(1001);
     assert_eq!(errno(l.set_acls(&other, &f, &set).await), libc::EPERM);
-    let bad = PosixAcl { entries: vec![(AclWho::User(1), 7)] };
-    let bad = PosixAcls { access: Some(bad), default: None };
-    assert_eq!(errno(l.set_acls(&cx, &f, &bad).await), libc::EINVAL);
+    let bad = || Some(PosixAcl { entries: vec![(AclWho::User(1), 7)] });
+    let no_access = PosixAcls { access: bad(), default: None };
+    assert_eq!(errno(l.set_acls(&cx, &f, &no_access).await), libc::EINVAL);
+    // A directory gets both ACLs or none.
+    sh("setfacl -d -m u:1003:x", &dir.path("d"));
+    let before = l.acls(&cx, &d).await.unwrap();
+    let good = || Some(PosixAcl::of_mode(0o700));
+    for (access, default) in [(bad(), good()), (bad(), None), (good(), bad())] {
+        let half = PosixAcls { access, default };
+        assert_eq!(errno(l.set_acls(&cx, &d, &half).await), libc::EINVAL);
+        assert_eq!(l.acls(&cx, &d).await.unwrap(), before, "{half:?}");
+    }
     assert_eq!(l.acls(&other, &f).await.unwrap().access.unwrap().entries, expected);
     let link =
         l.symlink(&cx, &base, &name("l"), &Bytes::from_static(b"f"), &SetAttr::default()).await.unwrap();

@@ -158,6 +158,13 @@ async fn setattr_sets_times_and_lengths() {
     assert_eq!(errno(l.setattr(&other, file, &cut(0)).await), libc::EACCES);
     let more = SetAttr { mode: Some(0o777), ..cut(0) };
     assert_eq!(errno(l.setattr(&other, open, &more).await), libc::EPERM);
+    // An open for writing gives no right to the times.
+    for time in [Some(SetTime::Now), to(5, 6)] {
+        for more in [SetAttr { mtime: time, ..cut(0) }, SetAttr { atime: time, ..cut(0) }] {
+            let refused = errno(l.setattr(&other, open, &more).await);
+            assert_eq!(refused, if time == Some(SetTime::Now) { libc::EACCES } else { libc::EPERM });
+        }
+    }
     assert_eq!(l.getattr(&owner, file).await.unwrap().attr.size_bytes, 10, "nothing was done by halves");
     assert_eq!(errno(l.setattr(&owner, File { fh: &base, open: None }, &cut(0)).await), libc::EISDIR);
 }

@@ -69,7 +69,7 @@ impl Leases {
         let file = registry.file(&d.file);
         let used = file.is_some_and(|f| {
             f.opens.lock().iter().any(|o| match wish.kind {
-                Kind::Read => o.inner.lock().access & open::SHARE_ACCESS_WRITE != 0,
+                Kind::Read => o.inner.lock().claims().0 & open::SHARE_ACCESS_WRITE != 0,
                 Kind::Write => o.client.id != client.id,
             })
         });

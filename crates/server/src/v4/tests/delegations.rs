@@ -2,6 +2,7 @@
 
 mod asked;
 mod directories;
+mod lost;
 mod times;
 mod writing;
 
@@ -186,6 +187,26 @@ async fn changes_recall() {
         holder.give_back(&fh, id).await.unwrap();
         assert_eq!(other.status(ops).await, Nfsstat4::OK, "{what}");
     }
+}
+
+/// A reservation against reading recalls read delegations: their holders read without a call.
+/// Promise: S10
+#[tokio::test(start_paused = true)]
+async fn reservation_against_reading_recalls() {
+    let (lab, fh) = lab().await;
+    let mut holder = callable(&lab, "holder").await;
+    let mut other = lab.client("other").await;
+    other.reclaim_complete().await;
+    let opened = holder.open_as("f", READ, None).await.unwrap();
+    let id = opened.delegation.stateid().unwrap();
+    let close = Op::Close(CloseArgs { seqid: 0, stateid: opened.stateid });
+    assert_eq!(holder.run(vec![Op::putfh(&fh), close]).await.status(), Nfsstat4::OK);
+    let deny = bits::SHARE_DENY_READ;
+    assert_eq!(other.open("f", "x", READ, deny).await.unwrap_err(), Nfsstat4::DELAY);
+    holder.wire.listening(Duration::from_millis(50)).await;
+    assert_eq!(holder.wire.recalls(), [id]);
+    holder.give_back(&fh, id).await.unwrap();
+    other.open("f", "x", READ, deny).await.unwrap();
 }
 
 /// The same for NFSv3, where calls wait longer before "try later". A file that a rename replaces is
