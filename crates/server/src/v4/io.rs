@@ -153,8 +153,7 @@ impl Exec<'_> {
     }
 
     pub(super) async fn commit(&mut self, _: &CommitArgs) -> Result<Verifier, Nfsstat4> {
-        // Also in a read-only export, where there is nothing to commit.
-        let o = self.object(Nfsstat4::ISDIR)?;
+        let o = self.object(Nfsstat4::ISDIR)?.writable()?;
         match o.export.vfs.commit(&o.cx, o.file(None)).await {
             // Read after the commit. An error that another COMMIT got has changed it before.
             Ok(()) => Ok(self.r.server.write_verifier(&o.export)),
