@@ -131,6 +131,9 @@ pub struct Options {
     /// The client requests delegations. Attributes and data under a delegation stay valid until its
     /// recall. False with `noac`.
     pub delegations: bool,
+    /// Longest time for the layers above to drop data of a recalled file that they have not
+    /// changed.
+    pub withdraw_max: Duration,
     /// `cto`/`nocto`.
     pub close_to_open: bool,
     /// `sync`: every write is stable before it is acknowledged.

@@ -24,6 +24,7 @@ pub(crate) fn options() -> Options {
         attr_cache: AttrCache::default(),
         lookup_cache: LookupCache::All,
         delegations: true,
+        withdraw_max: std::time::Duration::from_secs(2),
         close_to_open: true,
         sync: false,
         readdirplus: true,

@@ -462,8 +462,13 @@ pub struct ServeArgs {
     .conflicts_with(clap::builder::Resettable::Reset)
     .help("A file of such lines, or a directory of files *.exports; read again on SIGHUP")))]
 #[command(mut_args(|arg| match arg.get_id().as_str() {
-    "memory" | "nqnfs" | "nqnfs_term" | "nqnfs_write_slack" | "journal" | "journal_size" | "journal_discard"
-    | "max_delegations" => arg.hide(true),
+    "memory" | "nqnfs" | "nqnfs_term" | "nqnfs_write_slack" | "journal" | "journal_size" | "journal_discard" => {
+        arg.hide(true)
+    }
+    "max_delegations" => arg.help(
+        "Maximum files and directories delegated to NFSv4 clients at a time, while the origin \
+         delegates them to the gateway. Default: none",
+    ),
     _ => arg,
 }))]
 pub struct GatewayArgs {

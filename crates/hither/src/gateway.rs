@@ -11,6 +11,7 @@ mod found;
 mod guard;
 mod origin;
 mod origins;
+mod relayed;
 
 use crate::cli::GatewayArgs;
 use crate::exit::Failure;
@@ -51,7 +52,6 @@ fn refuse_server_options(args: &GatewayArgs) -> Result<(), String> {
     let refused = [
         (serve.memory, "--memory", "the files are those of the origin"),
         (serve.nqnfs, "--nqnfs", "clients use NFSv3 or NFSv4"),
-        (serve.max_delegations > 0, "--max-delegations", "others may change the files at the origin"),
         (serve.journal != Path::new("none"), "--journal", "writes are stable when the origin has them"),
         (serve.journal_discard, "--journal-discard", "there is no journal"),
     ];
@@ -190,12 +190,16 @@ impl Gateway {
     fn settings(&self, line: &OriginLine) -> Settings {
         let number = number_of(line.text.as_bytes());
         let client_name = self.name.as_ref().map(|name| format!("{name}-{number:016x}"));
-        let (source, wanted) = (line.source.clone(), line.wanted.clone());
+        let (source, mut wanted) = (line.source.clone(), line.wanted.clone());
+        wanted.withdraw_max = RELAYED_RECALL_MAX;
         let job = Job { source, dir: PathBuf::new(), wanted, client_name };
         Settings { job, stale_ok: line.stale_ok }
     }
 }
 
+/// Longest time for clients to return delegations of a file that the origin recalls. An origin
+/// revokes the gateway's delegation after its lease time.
+const RELAYED_RECALL_MAX: Duration = Duration::from_secs(600);
 /// Time for several origins to connect before clients are served.
 const START_WITHIN: Duration = Duration::from_secs(3);
 /// Time for calls in progress of an origin that is no longer served.
@@ -280,7 +284,7 @@ mod tests {
             let line = line_of(&["s:/x", "--mount", option]).map(|_| ()).unwrap_err();
             assert!(line.contains(option), "{line}");
         }
-        for option in [&["--nqnfs"][..], &["--max-delegations", "9"], &["--journal", "/j"]] {
+        for option in [&["--nqnfs"][..], &["--journal", "/j"]] {
             let line = line_of(&[&["s:/x"], option].concat()).map(|_| ()).unwrap_err();
             assert!(line.contains(option[0]), "{line}");
         }

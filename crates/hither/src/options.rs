@@ -162,6 +162,9 @@ impl Default for Socket {
 /// resolved.
 #[derive(Debug, Clone)]
 pub struct Wanted {
+    /// Longest time for the layers above to drop data of a recalled file. No option sets it: for
+    /// the kernel it is short, and for clients of a gateway as long as their leases.
+    pub withdraw_max: Duration,
     /// `vers=`.
     pub versions: Versions,
     /// `minorversion=`, until it is joined with `vers=`.
@@ -269,6 +272,7 @@ pub struct Wanted {
 impl Default for Wanted {
     fn default() -> Self {
         Self {
+            withdraw_max: Duration::from_secs(2),
             versions: Versions::Any,
             minor: None,
             port: None,

@@ -122,6 +122,7 @@ pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Result<Options, Stri
         attr_cache: w.told().0,
         lookup_cache: w.told().1,
         delegations: w.delegations(),
+        withdraw_max: w.withdraw_max,
         close_to_open: w.close_to_open,
         sync: w.sync,
         readdirplus: w.readdirplus,
@@ -209,6 +210,11 @@ impl Client {
     /// Whether the version has no state at the server, as NFSv3.
     pub fn is_stateless(&self) -> bool {
         self.connected.version.is_stateless()
+    }
+
+    /// Whether the server may delegate files (RFC 8881 section 10.4).
+    pub fn has_delegations(&self) -> bool {
+        matches!(self.connected.version, Version::V41 | Version::V42)
     }
 
     /// Whether cached answers hold beyond their time, because the server is away.

@@ -1,17 +1,18 @@
-//! The state that clients have at `hither gateway`: locks.
+//! The state that clients have at `hither gateway`: locks and delegations.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
 
 use common::serve::Serve;
-use common::{HITHER, own_files, run};
+use common::{HITHER, Random, daemons, has_stopped, own_files, run, wait_for};
 use rustix::fs::FlockOperation;
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 fn umount(mnt: &Path) {
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
@@ -95,4 +96,181 @@ fn locks_hold_between_clients() {
         mounts.iter().for_each(|mnt| umount(mnt));
         gateway.kill();
     }
+}
+
+/// Two gateways of one origin, with a client each, a client of the origin, and the origin's
+/// directory. All servers delegate.
+struct Delegating {
+    origin: Serve,
+    gateways: [Serve; 2],
+    /// Mounts of the first gateway (twice), of the second, and of the origin.
+    mounts: [PathBuf; 4],
+}
+
+impl Delegating {
+    fn start(version: &str) -> Self {
+        own_files();
+        let delegates = ["--max-delegations", "1000"];
+        let mut origin = Serve::of_directory().with(&delegates);
+        origin.serve();
+        let mount = format!("retry=0,port={},{version}", origin.port);
+        let mut gateways = [1000, 2000].map(|more| {
+            let words = ["127.0.0.1:/", "--mount", &mount];
+            Serve::gateway_at(origin.port + more, &words).with(&delegates)
+        });
+        gateways.iter_mut().for_each(Serve::serve);
+        let [one, two] = &gateways;
+        let places = [(one, "holder"), (one, "beside"), (two, "far"), (&origin, "direct")];
+        let mounts = places.map(|(server, name)| {
+            let mnt = server.mnt(name);
+            server.mount(version, &mnt).ok();
+            mnt
+        });
+        Self { origin, gateways, mounts }
+    }
+
+    fn holder(&self) -> &Path {
+        &self.mounts[0]
+    }
+
+    /// Operations that the holder has sent, without those that renew its lease and end opens.
+    fn calls(&self) -> u64 {
+        let said = run(Command::new(HITHER).args(["stat", "--json"]).arg(self.holder())).ok();
+        let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+        let counted = |op: &&serde_json::Value| !["SEQUENCE", "CLOSE"].iter().any(|name| op["name"] == *name);
+        let operations = json["operations"].as_array().unwrap().iter().filter(counted);
+        operations.map(|op| op["calls"].as_u64().unwrap()).sum()
+    }
+
+    /// Whether opens, reads and stats of a file by the holder send no call.
+    fn is_delegated(&self, name: &str) -> bool {
+        let file = self.holder().join(name);
+        let before = self.calls();
+        for _ in 0..5 {
+            fs::read(&file).unwrap();
+            fs::metadata(&file).unwrap();
+        }
+        self.calls() == before
+    }
+
+    fn until_delegated(&self, name: &str) {
+        wait_for("a delegation", 30, || {
+            std::thread::sleep(Duration::from_millis(300));
+            // Servers learn late of a file that a program of the origin has made.
+            self.holder().join(name).exists() && self.is_delegated(name)
+        });
+    }
+
+    fn end(self) {
+        self.mounts.iter().for_each(|mnt| umount(mnt));
+        drop(self.gateways);
+        drop(self.origin);
+    }
+}
+
+/// Gives a file new bytes in one of several ways.
+fn change(dir: &Path, name: &str, new: &str, kind: u64) {
+    let file = dir.join(name);
+    match kind {
+        0 => fs::write(&file, new).unwrap(),
+        1 => {
+            fs::write(dir.join("new"), new).unwrap();
+            fs::rename(dir.join("new"), &file).unwrap();
+        }
+        2 => {
+            fs::remove_file(&file).unwrap();
+            fs::write(&file, new).unwrap();
+        }
+        _ => {
+            fs::write(&file, new).unwrap();
+            fs::set_permissions(&file, Permissions::from_mode(0o604)).unwrap();
+        }
+    }
+}
+
+/// A delegation of the origin reaches the gateway's clients: a file costs them no call. Each change
+/// by any other client, or by a program of the origin, shows to the holder when its call has ended.
+/// Promise: G8
+#[test]
+#[ignore = "needs root"]
+fn delegations_pass_through() {
+    for version in ["vers=4.2", "vers=4.1"] {
+        let servers = Delegating::start(version);
+        let mut random = Random(7);
+        fs::write(servers.origin.export("kept"), "first").unwrap();
+        servers.until_delegated("kept");
+        let held = Instant::now();
+        while held.elapsed() < Duration::from_secs(5) {
+            assert!(servers.is_delegated("kept"), "{version}: it does not expire");
+        }
+        let exported = servers.origin.export("");
+        let changers = [&servers.mounts[1], &servers.mounts[2], &servers.mounts[3], &exported];
+        for round in 0..16 {
+            let (changer, kind, name) = (changers[round % 4], random.next() % 4, format!("f{round}"));
+            fs::write(servers.origin.export(&name), "first").unwrap();
+            servers.until_delegated(&name);
+            let new = format!("bytes of round {round}");
+            let began = Instant::now();
+            change(changer, &name, &new, kind);
+            let took = began.elapsed();
+            // Programs of the origin cannot be held up by changes of names and attributes.
+            if round % 4 == 3 {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            let when = format!("{version}: round {round}, kind {kind}, by {}", changer.display());
+            println!("{when}: {took:?}");
+            let seen = servers.holder().join(&name);
+            assert_eq!(fs::read_to_string(&seen).unwrap(), new, "{when}");
+            if kind == 3 {
+                assert_eq!(fs::metadata(&seen).unwrap().mode() & 0o777, 0o604, "{when}");
+            }
+        }
+        servers.end();
+    }
+}
+
+/// A change at the origin waits for a client of the gateway that does not answer, until the
+/// client's lease has ended, and no longer. The client then shows the new state.
+/// Promise: G8
+#[test]
+#[ignore = "needs root"]
+fn stopped_client_delays_change_at_origin() {
+    let servers = Delegating::start("vers=4.2");
+    fs::write(servers.origin.export("f"), "first").unwrap();
+    servers.until_delegated("f");
+    let holder = daemons(servers.holder());
+    let signal = |signal| {
+        holder.iter().for_each(|pid| {
+            // SAFETY: kill takes numbers; the daemon is alive.
+            assert_eq!(unsafe { libc::kill(*pid as libc::pid_t, signal) }, 0);
+        });
+    };
+    signal(libc::SIGSTOP);
+    wait_for("a stopped holder", 60, || holder.iter().all(|pid| has_stopped(*pid)));
+    let begun = Instant::now();
+    fs::write(servers.mounts[3].join("f"), "new").unwrap();
+    let took = begun.elapsed();
+    signal(libc::SIGCONT);
+    assert!(took > Duration::from_secs(3) && took < Duration::from_secs(40), "{took:?}");
+    wait_for("the new bytes", 60, || fs::read(servers.holder().join("f")).is_ok_and(|read| read == b"new"));
+    servers.end();
+}
+
+/// A cut between gateway and origin, and a kill of the gateway, leave no stale bytes with its
+/// clients when all is connected again.
+/// Promise: G8
+#[test]
+#[ignore = "needs root"]
+fn lost_gateway_leaves_no_delegation() {
+    let mut servers = Delegating::start("vers=4.2");
+    fs::write(servers.origin.export("f"), "first").unwrap();
+    servers.until_delegated("f");
+    servers.gateways[0].kill();
+    fs::write(servers.mounts[3].join("f"), "while the gateway was away").unwrap();
+    servers.gateways[0].serve();
+    wait_for("the new bytes", 100, || {
+        fs::read_to_string(servers.holder().join("f")).is_ok_and(|read| read == "while the gateway was away")
+    });
+    servers.until_delegated("f");
+    servers.end();
 }

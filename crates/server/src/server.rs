@@ -7,7 +7,7 @@ use crate::access::{ClientNames, Groups, GroupsOf, Rights};
 use crate::counters::{Counters, OperationCounts};
 use crate::drc::ReplyCache;
 use crate::nqnfs::{self, NqnfsOptions};
-use crate::table::{Export, Others, Table};
+use crate::table::{Export, Table};
 use crate::v4::delegation::{DelegationCounts, Leases};
 use crate::{mountd, nlm, v3, v4};
 use bytes::Bytes;
@@ -276,7 +276,7 @@ impl Server {
 fn be_told(table: &Table, leases: &Arc<Leases>) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     for export in table.exports() {
-        let Others::Watched(watch) = &export.others else { continue };
+        let Some(watch) = export.others.watch() else { continue };
         let (leases, runtime) = (Arc::downgrade(leases), runtime.clone());
         watch.tell(Arc::new(move |fh| {
             let _runtime = runtime.enter();

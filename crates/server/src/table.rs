@@ -56,8 +56,8 @@ pub enum Others {
     /// Other programs may change files, and the server does not learn of it.
     Unseen,
     /// The files are those of an origin, behind the caches of a gateway. Its other clients may
-    /// change them, and the server does not learn of it.
-    Origin,
+    /// change them. Files that the origin delegates to the gateway can be watched.
+    Origin(Arc<dyn Watch>),
     /// No other program changes files.
     Nobody,
     /// Other programs may change files, and the server can watch files for changes.
@@ -65,9 +65,17 @@ pub enum Others {
 }
 
 impl Others {
-    /// Whether the server learns of every change by another program.
+    /// Whether the server can learn of every change by another program.
     pub fn are_seen(&self) -> bool {
-        matches!(self, Self::Nobody | Self::Watched(_))
+        !matches!(self, Self::Unseen)
+    }
+
+    /// The watch, if other programs may change files.
+    pub fn watch(&self) -> Option<&Arc<dyn Watch>> {
+        match self {
+            Self::Origin(watch) | Self::Watched(watch) => Some(watch),
+            Self::Unseen | Self::Nobody => None,
+        }
     }
 }
 
@@ -106,7 +114,7 @@ impl std::fmt::Debug for Export {
 impl Export {
     /// Whether the files are those of an origin, behind the caches of a gateway.
     pub fn is_of_gateway(&self) -> bool {
-        matches!(self.others, Others::Origin)
+        matches!(self.others, Others::Origin(_))
     }
 
     /// The rights of a client. `None`: the client may not learn that the export exists.

@@ -10,8 +10,8 @@
 //! order:
 //!
 //! - Answers no longer carry the lease.
-//! - The layer above drops its data, within [`WITHDRAW_TIMEOUT`], or [`WRITE_WITHDRAW_TIMEOUT`]
-//!   while it sends delayed writes. Concurrently, locks that the client decided are taken at the
+//! - The layer above drops its data, within `withdraw_max`, or [`WRITE_WITHDRAW_TIMEOUT`] while it
+//!   sends delayed writes. Concurrently, locks that the client decided are taken at the
 //!   server (`lock_authority`).
 //! - Writes under a write delegation are committed.
 //! - DELEGRETURN.
@@ -51,8 +51,6 @@ use tokio::time::Instant;
 pub(crate) const HELD_MAX: usize = 10_000;
 /// Number of delegations that are returned together beyond [`HELD_MAX`].
 const EVICTED_AT_ONCE: usize = 40;
-/// Longest time for the layer above to drop its data.
-const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time for the layer above when it may have delayed writes to send first. Servers revoke a
 /// delegation that is not returned.
 const WRITE_WITHDRAW_TIMEOUT: Duration = Duration::from_secs(600);
@@ -627,7 +625,7 @@ impl Core {
         let core = self.clone();
         tokio::spawn(async move {
             let delayed = taken.iter().any(|t| t.write);
-            let most = if delayed { WRITE_WITHDRAW_TIMEOUT } else { WITHDRAW_TIMEOUT };
+            let most = if delayed { WRITE_WITHDRAW_TIMEOUT } else { core.opts.withdraw_max };
             let locks = async {
                 for t in taken.iter().filter(|t| t.write) {
                     core.hand_over(&t.fh).await;

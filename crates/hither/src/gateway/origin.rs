@@ -7,6 +7,7 @@
 use super::Guard;
 use super::absence;
 use super::found::{self, Found};
+use super::relayed::Relayed;
 use crate::daemon::{self, Missed};
 use crate::exit::Failure;
 use crate::mount::Job;
@@ -16,10 +17,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_nfs::Recovery;
 use hither_vfs::{
-    Access, Attrs, BatchOps, BoxFuture, ChangeInfo, Creation, Data, DirPage, Error, Fh, File, FileRange,
-    Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
-    Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek, SetAttr,
-    Special, Stability, Stop, Unsent, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, losses,
+    Access, Attrs, BatchOps, ChangeInfo, Creation, Data, DirPage, Error, Fh, File, FileRange, Finished,
+    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened,
+    PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek, SetAttr, Special,
+    Stability, Stop, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, losses,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -50,17 +51,19 @@ pub struct Live {
     pub client: Client,
     /// Its files, with checked rights.
     pub files: Arc<dyn Vfs>,
+    /// The layers of its mount.
+    pub layers: Arc<dyn Vfs>,
 }
 
 impl Live {
-    fn start(settings: &Settings, client: Client) -> Arc<Self> {
+    fn start(settings: &Settings, relayed: &Arc<Relayed>, client: Client) -> Arc<Self> {
         let (shown, wanted) = (settings.job.source.shown(), &settings.job.wanted);
         tracing::info!("origin {shown} ({})", client.summary());
-        let layers = client.layers();
-        layers.vfs.subscribe(Arc::new(NoKernel));
+        let layers = client.layers().vfs;
+        layers.subscribe(relayed.clone());
         let away = watch::Sender::new(false);
-        let files = Arc::new(Guard::new(layers.vfs, wanted, away.subscribe()));
-        let live = Arc::new(Self { client, files });
+        let files = Arc::new(Guard::new(layers.clone(), wanted, away.subscribe()));
+        let live = Arc::new(Self { client, files, layers });
         if let Some(stale_ok) = settings.stale_ok {
             tokio::spawn(absence::watch_origin(Arc::downgrade(&live), shown, stale_ok, away));
         }
@@ -84,6 +87,8 @@ pub struct Origin {
     number: u64,
     stale_ok: Option<Duration>,
     live: watch::Sender<Option<Arc<Live>>>,
+    /// The delegations that clients have of its files.
+    pub(super) relayed: Arc<Relayed>,
     /// The exports that were found last, if the line has a pattern.
     found: watch::Sender<Option<Vec<Found>>>,
     /// Begins the next search now.
@@ -100,7 +105,8 @@ impl Origin {
         let (live, waiting) = (watch::Sender::new(None), Semaphore::new(WAITING_MAX));
         let (found, root_missed, task) = (watch::Sender::new(None), Mutex::default(), Mutex::default());
         let (number, again) = (NEXT_NUMBER.fetch_add(1, Ordering::Relaxed), Arc::default());
-        Arc::new(Self { job, number, stale_ok, live, found, again, waiting, root_missed, task })
+        let relayed = Arc::default();
+        Arc::new(Self { job, number, stale_ok, live, relayed, found, again, waiting, root_missed, task })
     }
 
     /// A number that changes when unstable bytes of clients may have been lost. It differs from
@@ -123,10 +129,10 @@ impl Origin {
     /// Starts to connect, and tries again until it succeeds. `changed` is told then.
     pub fn start(settings: Settings, changed: Arc<Notify>) -> Arc<Self> {
         let origin = Self::new(settings.clone());
-        let live = origin.live.clone();
+        let (live, relayed) = (origin.live.clone(), origin.relayed.clone());
         let task = tokio::spawn(async move {
             let client = keep_trying(&settings.job).await;
-            live.send_replace(Some(Live::start(&settings, client)));
+            live.send_replace(Some(Live::start(&settings, &relayed, client)));
             changed.notify_one();
         });
         *origin.task.lock() = Some(task.abort_handle());
@@ -194,7 +200,7 @@ impl Origin {
     /// Records the connection of a search.
     pub(super) fn set_live(&self, client: Client) -> Arc<Live> {
         let settings = Settings { job: self.job.clone(), stale_ok: self.stale_ok };
-        let live = Live::start(&settings, client);
+        let live = Live::start(&settings, &self.relayed, client);
         self.live.send_replace(Some(live.clone()));
         live
     }
@@ -511,22 +517,5 @@ impl BatchOps for Branch {
             Ok(files) => files.remove_many(cx, dir, gone).await,
             Err(e) => all_failed(gone.len(), &e),
         }
-    }
-}
-
-/// The layer above the layers of the mount. It caches nothing, and delays nothing.
-struct NoKernel;
-
-impl Upcalls for NoKernel {
-    fn revoke(&self, _fh: &Fh) -> BoxFuture<()> {
-        Box::pin(std::future::ready(()))
-    }
-
-    fn unsent(&self, _fh: &Fh) -> Unsent {
-        Unsent::Nothing
-    }
-
-    fn revoke_all(&self) -> BoxFuture<()> {
-        Box::pin(std::future::ready(()))
     }
 }

@@ -110,7 +110,7 @@ impl Served {
             vfs: branch.clone(),
             extra: None,
             epoch: Some(Arc::new(move || origin.write_epoch())),
-            others: Others::Origin,
+            others: Others::Origin(export.origin.clone()),
             local: None,
             branch: Some(branch),
             mount: None,

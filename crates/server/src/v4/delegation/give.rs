@@ -6,7 +6,7 @@
 
 use super::ask::Asking;
 use super::{Delegation, Leases, Life, id, key};
-use crate::table::{Export, Others};
+use crate::table::Export;
 use crate::v4::clients::Client;
 use crate::v4::state::{Registry, State};
 use hither_lease::{Access, Decision, Grant, Kind, Op, Term, Want};
@@ -78,7 +78,7 @@ impl Leases {
             self.end(registry, &d);
             return refused("it is open, or names are changing");
         }
-        if let Others::Watched(watch) = &export.others {
+        if let Some(watch) = export.others.watch() {
             let watched = watch.watch(fh, wish.kind == Kind::Write).await;
             let failed = watched.is_none();
             *d.watched.lock() = watched;
@@ -175,10 +175,7 @@ impl Leases {
                 life: Mutex::new(Life::Held),
                 calling: AtomicBool::new(false),
                 watched: Mutex::new(None),
-                watch: match &export.others {
-                    Others::Watched(watch) => Some(watch.clone()),
-                    _ => None,
-                },
+                watch: export.others.watch().cloned(),
                 alone: tokio::sync::Mutex::new(wish.kind == Kind::Write),
                 asking: Asking::default(),
                 original: Mutex::new(None),
