@@ -199,6 +199,12 @@ impl InUse {
         self.changed.notify_waiters();
     }
 
+    /// A close has ended, of a file that lost no name.
+    #[cfg(test)]
+    pub fn closed_alone(&self) {
+        self.handles.lock().closing -= 1;
+    }
+
     fn set(&self, handle: &Quiet, quiet: bool) {
         let mut handles = self.handles.lock();
         match (handle.now.swap(quiet, Ordering::Relaxed), quiet) {

@@ -577,9 +577,10 @@ fn returned_call_is_visible_to_next() {
                     // The absent name is looked up again and again.
                     let next = named.done.load(SeqCst) + 1;
                     let there = |made: bool| {
-                        let is = b.join(format!("d/{next}")).exists();
+                        let looked = b.join(format!("d/{next}")).metadata();
+                        let is = looked.is_ok();
                         let removed = named.begun.load(SeqCst) >= next + 20;
-                        assert!(is || !made || removed, "{next} is absent, and was made");
+                        assert!(is || !made || removed, "{next} is absent, and was made: {looked:?}");
                         is || removed
                     };
                     while !there(named.done.load(SeqCst) >= next) {

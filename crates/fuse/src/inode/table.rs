@@ -112,12 +112,16 @@ impl Inodes {
         let mut table = self.table.lock();
         let t = &mut *table;
         let ident = Ident::of(&node.attrs.attr, domain);
-        let known = t.by_ident.get(&ident).and_then(|id| t.by_id.get(id)).map(|e| e.inode.clone());
+        // A file that the kernel has forgotten, and whose close has not ended, is known by its
+        // filehandle only.
+        let known = t.by_ident.get(&ident).or_else(|| t.by_fh.get(&node.fh));
+        let known = known.and_then(|id| t.by_id.get(id)).map(|e| e.inode.clone());
         let inode = match known {
             Some(inode) if inode.kind == node.attrs.attr.kind => {
                 if !inode.knows(&node.fh) {
                     return Err(Ambiguous(inode));
                 }
+                t.by_ident.entry(ident).or_insert(inode.id);
                 inode
             }
             _ => {
@@ -176,7 +180,7 @@ impl Inodes {
 
     /// Subtracts `count` lookups. Returns true when the inode was removed with the last one. An
     /// inode with handles stays, because the kernel may find its object again before a close ends.
-    /// A call with the `count` 0 then removes it.
+    /// A call with the `count` 0 then removes it. Meanwhile another object may have its identity.
     pub fn forget(&self, id: u64, count: u64) -> bool {
         if id == self.root.id {
             return false;
@@ -185,14 +189,17 @@ impl Inodes {
         let t = &mut *table;
         let Some(entry) = t.by_id.get_mut(&id) else { return false };
         entry.lookups = entry.lookups.saturating_sub(count);
-        if entry.lookups > 0 || entry.inode.in_use.is_held() {
+        if entry.lookups > 0 {
             return false;
         }
-        let Some(entry) = t.by_id.remove(&id) else { return false };
         t.lost = t.lost.max(entry.inode.last_changed());
         if t.by_ident.get(&entry.inode.ident) == Some(&id) {
             t.by_ident.remove(&entry.inode.ident);
         }
+        if entry.inode.in_use.is_held() {
+            return false;
+        }
+        let Some(entry) = t.by_id.remove(&id) else { return false };
         for fh in entry.inode.handles() {
             t.drop_fh(&fh, id);
         }

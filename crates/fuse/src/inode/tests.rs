@@ -42,6 +42,28 @@ fn changed(node: &Node, change: u64, size_bytes: u64) -> Attrs {
     }
 }
 
+/// A forgotten file with a handle keeps its inode for its own filehandle. A new object may have its
+/// identity at once.
+#[test]
+fn forgotten_file_with_handle_keeps_inode() {
+    let t = inodes();
+    let (old, new) = (node("old", 5, FileKind::Regular), node("new", 5, FileKind::Regular));
+    let first = t.remember(Some((1, &name("a"), Moment(0))), &old).unwrap();
+    let handle = first.in_use.opened(true);
+    assert!(!t.forget(first.id, 1), "a handle is open");
+    assert_eq!(t.remember(None, &old).unwrap().id, first.id);
+    assert!(t.remember(None, &new).is_err(), "the kernel knows the first");
+    assert!(!t.forget(first.id, 1));
+    let second = t.remember(None, &new).unwrap();
+    assert_ne!(second.id, first.id);
+    assert_eq!(t.by_fh(&old.fh).unwrap().id, first.id);
+    first.in_use.released(&handle);
+    assert!(!t.forget(first.id, 0), "the close has not ended");
+    first.in_use.closed_alone();
+    assert!(t.forget(first.id, 0) && t.by_fh(&old.fh).is_none());
+    assert_eq!(t.remember(None, &new).unwrap().id, second.id);
+}
+
 /// Hard links share one number, and a number is not reused after the inode was forgotten.
 #[test]
 fn inode_number_is_never_reused() {
