@@ -20,7 +20,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 /// Packages and test programs that keep data safe. A single failure in one of them fails the run.
-const GATES: [&str; 17] = [
+const GATES: [&str; 18] = [
     "-p hither-cache ",
     "-p hither-localfs ",
     "-p hither-writeback ",
@@ -36,6 +36,7 @@ const GATES: [&str; 17] = [
     "-p hither --test delegations ",
     "-p hither --test gateway ",
     "-p hither --test gateway_raw ",
+    "-p hither --test gateway_state ",
     "-p hither --test semantics ",
     "-p hither --test replaced_lengths ",
 ];

@@ -349,6 +349,7 @@ fn program_is_replaced_while_started() {
 #[ignore = "needs root and nfs-ganesha"]
 fn inode_number_is_reused() {
     const ROUNDS: u64 = 10;
+    const ATTEMPTS: usize = 10;
     // Each look asks the server.
     for_each_case(&["one", "two"], &[",noac,lookupcache=none"], |mount, mounts| {
         let [mnt, other] = mounts else { unreachable!() };
@@ -387,8 +388,15 @@ fn inode_number_is_reused() {
             s.spawn(look);
             s.spawn(list);
             let mut reused = 0;
-            for (removed_in, made_in) in [(mnt, mnt), (mnt, other), (other, mnt), (other, other)] {
-                reused += (0..ROUNDS).filter(|_| reuse(removed_in, made_in)).count();
+            // Other programs of the machine may take the numbers for a while.
+            for attempt in 0..ATTEMPTS {
+                for (removed_in, made_in) in [(mnt, mnt), (mnt, other), (other, mnt), (other, other)] {
+                    reused += (0..ROUNDS).filter(|_| reuse(removed_in, made_in)).count();
+                }
+                if reused > 0 || mount.contains("nqnfs") {
+                    break;
+                }
+                println!("{mount}: no number was used again in attempt {attempt}");
             }
             reused
         });
