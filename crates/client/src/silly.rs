@@ -79,33 +79,16 @@ pub(crate) fn is_silly(name: &Name) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hither_vfs::{Attr, FileKind, Time};
-
-    fn file(nlink: u32) -> Attr {
-        Attr {
-            kind: FileKind::Regular,
-            mode: 0o644,
-            nlink,
-            uid: 0,
-            gid: 0,
-            rdev: (0, 0),
-            size_bytes: 0,
-            used_bytes: 0,
-            fsid: (0, 0),
-            fileid: 7,
-            atime: Time::default(),
-            mtime: Time::default(),
-            ctime: Time::default(),
-            change: 1,
-        }
-    }
+    use crate::validity::tests::attr;
+    use hither_vfs::{Attr, FileKind};
 
     /// An answer that was requested before the end of a removal shows the count of before, for one
     /// call. Later answers stay as they are.
     #[tokio::test(start_paused = true)]
     async fn answers_beside_removal_count_once() {
         let (leaving, fh) = (Leaving::default(), Fh(bytes::Bytes::from_static(b"file")));
-        let answer = |asked| Attrs { attr: file(2), valid: Validity::Lease, asked };
+        let attr = Attr { nlink: 2, ..attr(FileKind::Regular, 1) };
+        let answer = |asked| Attrs { attr: attr.clone(), valid: Validity::Lease, asked };
         let seen = |attrs: Attrs| (attrs.attr.nlink, attrs.valid == Validity::Once);
         let before = Instant::now();
         assert_eq!(seen(leaving.settle(&fh, answer(before))), (2, false));

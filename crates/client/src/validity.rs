@@ -186,4 +186,4 @@ impl std::fmt::Debug for ValidityRules {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,7 +9,7 @@ fn fh(n: u64) -> Fh {
     Fh(Bytes::copy_from_slice(&n.to_be_bytes()))
 }
 
-fn attr(kind: FileKind, change: u64) -> Attr {
+pub(crate) fn attr(kind: FileKind, change: u64) -> Attr {
     let t = Time::default();
     Attr {
         kind,

@@ -143,7 +143,11 @@ impl Inner {
             object.unsynced.store(true, Ordering::SeqCst);
             let wrote = worker.caller(|| sys::write(fd.as_fd(), data, at));
             self.note_bare(&object);
-            wrote?
+            wrote.inspect_err(|e| {
+                if e.errno == libc::EIO {
+                    self.disk_failed(e);
+                }
+            })?
         };
         if stable {
             // Not by RWF_SYNC: its error would not tell whether this write found no space, or bytes
