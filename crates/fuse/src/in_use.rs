@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -48,6 +48,8 @@ pub(crate) struct InUse {
     changed: Notify,
     /// This mount is removing the directory, or has removed it.
     dir_removed: AtomicBool,
+    /// Number of handles through which programs can store into a shared mapping.
+    mappable: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -176,6 +178,19 @@ impl InUse {
         Quiet { now: AtomicBool::new(!told), untold: !told }
     }
 
+    /// Registers the access of a handle, or its end.
+    pub fn note_access(&self, access: OpenAccess, begins: bool) {
+        if access.contains(OpenAccess::READ | OpenAccess::WRITE) {
+            let one = if begins { 1 } else { usize::MAX };
+            self.mappable.fetch_add(one, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a program may have stored into a shared mapping of the file.
+    pub fn may_be_mapped(&self) -> bool {
+        self.mappable.load(Ordering::Relaxed) > 0
+    }
+
     /// A descriptor of the handle was closed.
     pub fn flushed(&self, handle: &Quiet) {
         self.set(handle, true);
@@ -259,6 +274,7 @@ impl Session {
         let fh = file.inode.fh();
         let mut close = std::pin::pin!(self.vfs.close(cx, &fh, file.open));
         let begun = std::future::poll_fn(|task| Poll::Ready(close.as_mut().poll(task))).await;
+        file.inode.in_use.note_access(file.access, false);
         file.inode.in_use.released(&file.quiet);
         let closed = match begun {
             Poll::Ready(closed) => closed,

@@ -172,11 +172,18 @@ impl Gateway {
         for origin in gone.iter().filter_map(|text| self.origins.remove(text)) {
             tracing::info!("origin {} is no longer served", origin.job.source.shown());
             tokio::spawn(async move {
+                origin.recall(LEAVE_WITHIN).await;
                 origin.flush(LEAVE_WITHIN).await;
                 tokio::time::sleep(LEAVE_WITHIN).await;
                 origin.end(FAREWELL).await;
             });
         }
+    }
+
+    /// Recalls the delegations of all clients, before the gateway ends.
+    pub async fn recall(&self, within: Duration) {
+        let all = self.origins.values().map(|origin| origin.recall(within));
+        futures_util::future::join_all(all).await;
     }
 
     /// Flushes all data and releases all state at all origins.
@@ -192,6 +199,7 @@ impl Gateway {
         let client_name = self.name.as_ref().map(|name| format!("{name}-{number:016x}"));
         let (source, mut wanted) = (line.source.clone(), line.wanted.clone());
         wanted.withdraw_max = RELAYED_RECALL_MAX;
+        wanted.delay_attributes = false;
         let job = Job { source, dir: PathBuf::new(), wanted, client_name };
         Settings { job, stale_ok: line.stale_ok }
     }

@@ -165,6 +165,9 @@ pub struct Wanted {
     /// Longest time for the layers above to drop data of a recalled file. No option sets it: for
     /// the kernel it is short, and for clients of a gateway as long as their leases.
     pub withdraw_max: Duration,
+    /// Attributes that a program sets on its new file wait for the file's bytes. No option sets it:
+    /// clients of a gateway count them as set at the origin.
+    pub delay_attributes: bool,
     /// `vers=`.
     pub versions: Versions,
     /// `minorversion=`, until it is joined with `vers=`.
@@ -273,6 +276,7 @@ impl Default for Wanted {
     fn default() -> Self {
         Self {
             withdraw_max: Duration::from_secs(2),
+            delay_attributes: true,
             versions: Versions::Any,
             minor: None,
             port: None,

@@ -55,6 +55,10 @@ const BACKLOG: u32 = 1024;
 const DATAGRAM_MAX_BYTES: usize = 8 << 10;
 /// Time limit of the last writes.
 const FAREWELL: Duration = Duration::from_secs(20);
+/// Longest time for clients to return delegations at the end.
+const RECALL_MAX: Duration = Duration::from_secs(5);
+/// Longest time in which calls in progress are answered at the end.
+const DRAIN_MAX: Duration = Duration::from_secs(5);
 
 /// Serves until a signal ends the server. `gateway`: the files are those of other servers.
 ///
@@ -129,7 +133,8 @@ async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -
     notify.stopping();
     registrations.end().await;
     drop(metrics);
-    running.acceptor.shutdown();
+    served.recall().await;
+    running.acceptor.drain(DRAIN_MAX).await;
     running.server.end();
     let mut cx = RequestContext::new(Arc::new(Cred::root()));
     cx.deadline = Some(tokio::time::Instant::now() + FAREWELL);

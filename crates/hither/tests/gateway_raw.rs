@@ -70,11 +70,12 @@ fn raw_clients_keep_bytes_and_rights() {
     origin_replaced();
     handle_of_another_export();
     given_up_read_is_closed();
-    rmdir_keeps_file();
+    removals_have_types();
 }
 
-/// RMDIR removes directories alone. REMOVE of NFSv4 at the origin has no type.
-fn rmdir_keeps_file() {
+/// RMDIR removes directories alone, and REMOVE all other objects. REMOVE of NFSv4 at the origin has
+/// no type.
+fn removals_have_types() {
     for version in ["vers=4.2", "vers=4.1", "vers=3"] {
         own_files();
         let mut origin = Serve::of_directory().with(&["-o", "rw,no_root_squash,insecure"]);
@@ -85,15 +86,27 @@ fn rmdir_keeps_file() {
         gateway.serve();
         let mut wire = Wire::connect_from(gateway.port, 777);
         let dir = wire.root_of("/");
-        let mut rmdir = |name: &str| {
-            let object = Diropargs3 { dir: dir.clone(), name: name.as_bytes().into() };
-            wire.call(&RmdirArgs { object }).into_result().map(drop).map_err(|(status, _)| status)
+        let object = |name: &str| Diropargs3 { dir: dir.clone(), name: name.as_bytes().into() };
+        let mut rmdir = |name| {
+            let done = wire.call(&RmdirArgs { object: object(name) }).into_result();
+            done.map(drop).map_err(|(status, _)| status)
         };
         assert_eq!(rmdir("w"), Err(Nfsstat3::NOTDIR), "{version}");
         assert_eq!(rmdir("none"), Err(Nfsstat3::NOENT), "{version}");
         assert_eq!(rmdir("empty"), Ok(()), "{version}");
         assert_eq!(fs::read(origin.export("w")).unwrap(), b"precious", "{version}");
         assert!(!origin.export("empty").exists(), "{version}");
+        fs::create_dir(origin.export("empty")).unwrap();
+        std::os::unix::fs::symlink("nothing", origin.export("link")).unwrap();
+        let mut remove = |name| {
+            let done = wire.call(&RemoveArgs { object: object(name) }).into_result();
+            done.map(drop).map_err(|(status, _)| status)
+        };
+        assert_eq!(remove("empty"), Err(Nfsstat3::ISDIR), "{version}");
+        assert_eq!(remove("none"), Err(Nfsstat3::NOENT), "{version}");
+        assert_eq!((remove("link"), remove("w")), (Ok(()), Ok(())), "{version}");
+        assert!(origin.export("empty").is_dir(), "{version}");
+        assert!(!origin.export("w").exists(), "{version}");
     }
 }
 

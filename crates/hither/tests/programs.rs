@@ -560,3 +560,54 @@ fn direct_writes_reach_server() {
         std::fs::remove_file(&export).unwrap();
     }
 }
+
+/// Random stores into a shared mapping, writes and truncations of a file with holes: lseek(2) with
+/// SEEK_DATA and SEEK_HOLE skips no data, through a descriptor from before the stores.
+/// Promise: 5
+#[test]
+#[ignore = "needs root"]
+fn seek_sees_mapped_stores() {
+    const SCRIPT: &str = r#"
+import mmap, os, random, sys
+random.seed(int(sys.argv[2]))
+LENGTH = 1 << 20
+fd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o644)
+os.ftruncate(fd, LENGTH)
+os.fsync(fd)
+memory, model = mmap.mmap(fd, LENGTH), bytearray(LENGTH)
+for step in range(60):
+    at, piece = random.randrange(LENGTH - 9000), random.randbytes(random.randrange(1, 9000))
+    if random.random() < 0.5:
+        memory[at:at + len(piece)] = piece
+    else:
+        os.pwrite(fd, piece, at)
+    model[at:at + len(piece)] = piece
+    if random.random() < 0.1:
+        os.ftruncate(fd, at)
+        os.ftruncate(fd, LENGTH)
+        model[at:] = bytes(LENGTH - at)
+    place, found = 0, bytearray(LENGTH)
+    while place < LENGTH:
+        try:
+            start = os.lseek(fd, place, os.SEEK_DATA)
+        except OSError:
+            break
+        place = os.lseek(fd, start, os.SEEK_HOLE)
+        found[start:place] = os.pread(fd, place - start, start)
+    assert found == model, (step, at, len(piece))
+"#;
+    let mut server = Serve::of_directory();
+    server.serve();
+    let server = Server::Hither(server);
+    let mnt = server.dir().join("a");
+    for options in ["vers=4.2", "vers=4.2,noac", "vers=3", "vers=4.2,close=lazy"] {
+        server.mount(options, &mnt).ok();
+        for seed in ["1", "2", "3"] {
+            let file = mnt.join(format!("holes{seed}"));
+            let done = run(Command::new("python3").args(["-c", SCRIPT]).arg(&file).arg(seed));
+            assert_eq!(done.code, 0, "{options}, {seed}: {}", done.err);
+            std::fs::remove_file(&file).unwrap();
+        }
+        server.unmount(&mnt);
+    }
+}

@@ -708,3 +708,60 @@ fn removed_directory_stays_open() {
         }
     });
 }
+
+/// Another client has put an object of the other kind under a known name. unlink(2) and rmdir(2)
+/// fail, and the object stays.
+/// Promise: 13
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn removals_keep_other_kinds() {
+    for_each_case(&["one", "two"], &MODES[..4], |mount, mounts| {
+        let (one, two) = (mounts[0], mounts[1]);
+        let errno = |done: io::Result<()>| done.unwrap_err().raw_os_error();
+        fs::write(two.join("f"), "file").unwrap();
+        fs::create_dir(two.join("d")).unwrap();
+        assert!(one.join("f").is_file() && one.join("d").is_dir(), "{mount}");
+        fs::remove_file(two.join("f")).unwrap();
+        fs::create_dir(two.join("f")).unwrap();
+        fs::remove_dir(two.join("d")).unwrap();
+        fs::write(two.join("d"), "bytes").unwrap();
+        assert_eq!(errno(fs::remove_file(one.join("f"))), Some(libc::EISDIR), "{mount}");
+        assert_eq!(errno(fs::remove_dir(one.join("d"))), Some(libc::ENOTDIR), "{mount}");
+        assert!(two.join("f").is_dir(), "{mount}");
+        assert_eq!(fs::read(two.join("d")).unwrap(), b"bytes", "{mount}");
+        fs::remove_dir(two.join("f")).unwrap();
+        fs::remove_file(two.join("d")).unwrap();
+    });
+}
+
+/// Another client has removed or replaced the target of a rename that this mount has open. The
+/// rename succeeds, and the open file keeps its bytes as far as the server keeps them.
+/// Promise: 13
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn rename_meets_lost_target() {
+    for_each_case(&["one", "two"], &MODES[..4], |mount, mounts| {
+        let (one, two) = (mounts[0], mounts[1]);
+        let ways = ["removed", "replaced", "replaced and open"];
+        // All exist before the other mount looks at the directory.
+        let held = ways.map(|way| {
+            fs::write(one.join(way), "old").unwrap();
+            File::open(one.join(way)).unwrap()
+        });
+        for way in ways {
+            let what = format!("{mount}, {way}");
+            fs::remove_file(two.join(way)).expect(&what);
+            if way != "removed" {
+                fs::write(two.join("theirs"), "theirs").unwrap();
+                fs::rename(two.join("theirs"), two.join(way)).unwrap();
+            }
+            let other = (way == "replaced and open").then(|| File::open(two.join(way)).unwrap());
+            fs::write(one.join("new"), "ours").unwrap();
+            fs::rename(one.join("new"), one.join(way)).expect(&what);
+            assert_eq!(fs::read(one.join(way)).expect(&what), b"ours", "{what}");
+            drop(other);
+            fs::remove_file(one.join(way)).expect(&what);
+        }
+        drop(held);
+    });
+}

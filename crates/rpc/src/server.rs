@@ -61,6 +61,8 @@ use turns::Turns;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Shortest time between two warnings about connections that cannot be accepted.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
+/// Time between two looks for remaining connections at the end.
+const DRAIN_STEP: Duration = Duration::from_millis(5);
 /// Most dropped connections that are logged within [`DROPS_WITHIN`].
 const DROPS_LOGGED: u32 = 20;
 /// The period of [`DROPS_LOGGED`]. Further dropped connections are only counted.
@@ -236,6 +238,15 @@ struct Drops {
 /// [`Acceptor::shutdown`] ends them.
 pub struct Acceptor {
     global: Arc<Global>,
+    ends: Ends,
+}
+
+/// The end of an acceptor.
+#[derive(Default)]
+struct Ends {
+    /// Accept no connection, and read no further call.
+    drain: CancellationToken,
+    /// End all connections.
     stop: CancellationToken,
 }
 
@@ -272,7 +283,7 @@ impl Acceptor {
             ended: seen::Ended::default(),
             crowd_told: Mutex::default(),
         };
-        Self { global: Arc::new(global), stop: CancellationToken::new() }
+        Self { global: Arc::new(global), ends: Ends::default() }
     }
 
     /// Reads the files of TLS again. Connections end whose client certificate is no longer valid.
@@ -309,7 +320,8 @@ impl Acceptor {
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
-                () = self.stop.cancelled() => return,
+                () = self.ends.drain.cancelled() => return,
+                () = self.ends.stop.cancelled() => return,
             };
             match accepted {
                 Ok((stream, peer)) if self.global.make_room(peer.ip()) => {
@@ -368,16 +380,29 @@ impl Acceptor {
         W: piped::Sink,
     {
         let id = self.global.next_id.fetch_add(1, Relaxed);
-        let shared = Arc::new(Shared::new(id, addr, local, &self.stop));
+        let shared = Arc::new(Shared::new(id, addr, local, &self.ends));
         shared.protect(transport);
         self.global.peers.lock().insert(id, shared.clone());
         self.global.ended.accepted();
         tokio::spawn(serve_streams(self.global.clone(), shared, reader, writer));
     }
 
+    /// Ends the listeners, and reads no further call. Each connection ends when its calls in
+    /// progress are answered, at the latest after `most`.
+    pub async fn drain(&self, most: Duration) {
+        self.ends.drain.cancel();
+        let ended = async {
+            while self.connections() > 0 {
+                tokio::time::sleep(DRAIN_STEP).await;
+            }
+        };
+        let _ = tokio::time::timeout(most, ended).await;
+        self.shutdown();
+    }
+
     /// Ends the listeners and all connections. Calls in progress run to their end.
     pub fn shutdown(&self) {
-        self.stop.cancel();
+        self.ends.stop.cancel();
     }
 }
 

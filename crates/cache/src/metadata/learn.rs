@@ -99,12 +99,17 @@ impl MetadataCache {
 
     /// The validity that ends at this moment.
     pub(super) fn validity(&self, until: Moment, now: Moment) -> Validity {
+        let is_over = match until & LEASE {
+            0 => until <= now,
+            // The lease has ended since.
+            _ => until != LEASE | self.leases.load(Ordering::Acquire),
+        };
         match until {
-            u if u & LEASE != 0 => Validity::Lease,
-            u if u <= now && u != 0 && self.stale.load(Ordering::Relaxed) => {
+            u if is_over && u != 0 && self.stale.load(Ordering::Relaxed) => {
                 Validity::Until(self.clock.instant(now) + STALE_FOR)
             }
-            u if u <= now => Validity::Once,
+            _ if is_over => Validity::Once,
+            u if u & LEASE != 0 => Validity::Lease,
             u => Validity::Until(self.clock.instant(u)),
         }
     }

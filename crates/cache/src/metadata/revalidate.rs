@@ -156,6 +156,10 @@ impl MetadataCache {
         stats::add(&self.counters.attr_misses, answers.len() as u64);
         let mut out = None;
         for (fh, answer) in objects.iter().zip(answers) {
+            if matches!(&answer, Err(e) if e.errno == libc::EAGAIN && objects.len() > 1) {
+                // A busy object. A call about this object alone waits.
+                continue;
+            }
             let answer = answer.map_err(|e| self.failed(fh, e));
             if let Ok(attrs) = &answer {
                 let id = self.learn_attrs(fh, attrs, &ticket);

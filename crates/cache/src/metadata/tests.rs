@@ -174,6 +174,27 @@ async fn path_costs_one_walk() {
     assert_eq!(l.wire.take(), "");
 }
 
+/// An object that is busy in a request about many is asked for alone, and waits there.
+#[tokio::test(start_paused = true)]
+async fn busy_object_is_asked_alone() {
+    let l = lab().await;
+    tree(&l).await;
+    let steps = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps;
+    let get = async || {
+        for node in steps.iter().rev() {
+            let file = File { fh: &node.fh, open: None };
+            assert_eq!(l.meta.getattr(&l.cx, file).await.unwrap().attr.kind, node.attrs.attr.kind);
+        }
+        l.wire.take()
+    };
+    get().await;
+    tokio::time::advance(2 * VALID).await;
+    assert_eq!(get().await, "getattr_many 1", "one request serves all");
+    tokio::time::advance(2 * VALID).await;
+    *l.wire.busy.lock() = true;
+    assert!(get().await.starts_with("getattr 4, getattr_many"), "each is asked for alone");
+}
+
 /// After expiry one request revalidates all objects of a path. The names stay known.
 /// Promise: 8
 #[tokio::test(start_paused = true)]

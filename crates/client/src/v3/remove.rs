@@ -137,7 +137,18 @@ impl V3 {
             Some(node) if node.fh == fh => return self.rename(cred, from, to).await,
             Some(node) => node.fh,
         };
-        if let Some(hidden) = self.second_name(cred, &fh, fileid, &to.0).await? {
+        let hidden = match self.second_name(cred, &fh, fileid, &to.0).await {
+            Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => {
+                // Another client may have removed or replaced the file.
+                let now = self.lookup(cred, &policy, &to.0, &to.1).await?.map(|node| node.fh);
+                if now.as_ref() == Some(&fh) {
+                    return Err(e);
+                }
+                return Box::pin(self.rename_over(cred, from, to, now)).await;
+            }
+            hidden => hidden?,
+        };
+        if let Some(hidden) = hidden {
             let renamed = self.rename(cred, from, to).await;
             let lost = match &renamed {
                 Ok(_) => true,

@@ -14,7 +14,7 @@ use hither_proto::nfs4::{
 use hither_proto::rpc::{AcceptStat, CallHeader, ReplyHeader, VersionRange};
 use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::{BoxFuture, CallbackHandler};
-use hither_vfs::{Fh, Time};
+use hither_vfs::Fh;
 use parking_lot::Mutex;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -196,13 +196,10 @@ impl Core {
             self.give_back(self.delegations.take(&fh).into_iter().collect());
             return Err(Nfsstat4::DELAY);
         };
-        let time = |t: Time| nfs4::Time { seconds: t.secs, nseconds: t.nanos };
         let mut attrs =
             Attrs { change: Some(noted.change), size: Some(noted.size_bytes), ..Attrs::default() };
-        if written.times {
-            let rare = attrs.rare_mut();
-            rare.time_deleg_access = Some(time(noted.atime));
-            rare.time_deleg_modify = Some(time(noted.mtime));
+        if let Some(t) = written.mtime {
+            attrs.rare_mut().time_deleg_modify = Some(nfs4::Time { seconds: t.secs, nseconds: t.nanos });
         }
         attrs.retain(args.attr_request);
         Ok(attrs)

@@ -34,7 +34,7 @@ use super::fail::Answered;
 use super::state::wire_fh;
 use crate::AttrCache;
 use hither_proto::nfs4::{
-    self, Attrs as WireAttrs, Nfsstat4, Op, OpenDelegation, OpenOk, SpaceLimit, Stateid, open,
+    Attrs as WireAttrs, Nfsstat4, Op, OpenDelegation, OpenOk, SpaceLimit, Stateid, open,
 };
 use hither_vfs::{
     Attr, Attrs, BoxFuture, Error, Fh, FileKind, RequestContext, Time, Unsent, Upcalls, Validity,
@@ -130,24 +130,16 @@ struct Delegation {
 pub(crate) struct Noted {
     pub change: u64,
     pub size_bytes: u64,
-    pub atime: Time,
-    pub mtime: Time,
 }
 
 impl Noted {
     pub fn of(attr: &Attr) -> Self {
-        Self { change: attr.change, size_bytes: attr.size_bytes, atime: attr.atime, mtime: attr.mtime }
+        Self { change: attr.change, size_bytes: attr.size_bytes }
     }
 
     /// `None` when the server omits an attribute.
     pub fn of_wire(wire: &WireAttrs) -> Option<Self> {
-        let time = |t: nfs4::Time| Time { secs: t.seconds, nanos: t.nseconds.min(999_999_999) };
-        Some(Self {
-            change: wire.change?,
-            size_bytes: wire.size?,
-            atime: time(wire.time_access?),
-            mtime: time(wire.time_modify?),
-        })
+        Some(Self { change: wire.change?, size_bytes: wire.size? })
     }
 }
 
@@ -156,8 +148,9 @@ impl Noted {
 pub(crate) struct Written {
     /// `None` when the client cannot describe the file.
     pub attrs: Option<Noted>,
-    /// The client maintains the file's times.
-    pub times: bool,
+    /// The modification time of unsent bytes, when the client maintains the file's times. Without
+    /// unsent bytes the server's own time is the correct one, and the client's copy may be older.
+    pub mtime: Option<Time>,
 }
 
 /// A write delegation that the server has lost.
@@ -430,13 +423,14 @@ impl Delegations {
         let attrs = d.granted.and_then(|change| match unsent {
             Unsent::Nothing => Some(Noted { change, ..d.last }),
             // Any `change` that differs from the grant's reports a change. This one is greater.
-            Unsent::Bytes { size_bytes, mtime } => {
-                let mtime = mtime.unwrap_or(d.last.mtime);
-                Some(Noted { change: change.checked_add(1)?, size_bytes, mtime, ..d.last })
-            }
+            Unsent::Bytes { size_bytes, .. } => Some(Noted { change: change.checked_add(1)?, size_bytes }),
             Unsent::More => None,
         });
-        Some(Written { attrs, times: d.times })
+        let mtime = match unsent {
+            Unsent::Bytes { mtime, .. } => mtime.filter(|_| d.times),
+            Unsent::Nothing | Unsent::More => None,
+        };
+        Some(Written { attrs, mtime })
     }
 
     /// The number of delegations and of callbacks.
@@ -673,8 +667,8 @@ impl Core {
             let c = Compound::new(label, back.into_iter().chain(ops.iter().cloned()));
             let mut answer = self.compound(cx, c).await?;
             let mut done = closing.end(self, &mut answer).await;
-            if held.is_some() {
-                done = done && answer.results.putfh().is_ok() && answer.results.delegreturn().is_ok();
+            if let Some(held) = &held {
+                done = done && self.is_returned(held, &mut answer);
             }
             let waits = matches!(answer.results.status(), Nfsstat4::DELAY | Nfsstat4::GRACE);
             if done && !(waits && Compound::new(label, ops.clone()).changed_nothing(&answer)) {
@@ -703,22 +697,33 @@ impl Core {
     }
 
     async fn return_some(self: &Arc<Self>, mut taken: &[Taken]) {
-        while let Some(first) = taken.first() {
+        while !taken.is_empty() {
             let ops = taken.iter().flat_map(|t| [Op::Putfh(wire_fh(&t.fh)), Op::Delegreturn(t.stateid)]);
-            let c = Compound::new("DELEGRETURN", ops);
-            let done = match self.compound(&self.own_cx(), c).await {
-                Ok(mut answer) => {
-                    let one =
-                        |_: &&Taken| answer.results.putfh().is_ok() && answer.results.delegreturn().is_ok();
-                    taken.iter().take_while(one).count()
-                }
+            let mut answer = match self.compound(&self.own_cx(), Compound::new("DELEGRETURN", ops)).await {
+                Ok(answer) => answer,
                 Err(f) => return tracing::debug!("DELEGRETURN: {}", Error::from(f)),
             };
-            if done < taken.len() {
-                tracing::debug!(fh = ?taken[done].fh, first = ?first.fh, "a delegation could not be returned");
-            }
+            let done = taken.iter().take_while(|t| self.is_returned(t, &mut answer)).count();
             taken = &taken[taken.len().min(done + 1)..];
         }
+    }
+
+    /// Reads the results of PUTFH and DELEGRETURN. Returns whether the server has taken the
+    /// delegation back. It reports a revoked delegation until its record is freed (RFC 8881 section
+    /// 18.38).
+    fn is_returned(self: &Arc<Self>, taken: &Taken, answer: &mut Answer) -> bool {
+        let returned = answer.results.putfh().and_then(|()| answer.results.delegreturn());
+        let Err(e) = returned else { return true };
+        let status = e.status();
+        tracing::debug!(fh = ?taken.fh, ?status, "a delegation could not be returned");
+        if status == Some(Nfsstat4::DELEG_REVOKED) {
+            let (core, stateid) = (self.clone(), taken.stateid.any_seqid());
+            tokio::spawn(async move {
+                let free = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid)]);
+                let _ = core.compound(&core.own_cx(), free).await;
+            });
+        }
+        false
     }
 
     /// Drops all delegations, because the server has lost them.

@@ -14,7 +14,7 @@ use super::open::change_info;
 use super::state::{Claim, FileState, Removing, wire_fh, wire_name};
 use crate::silly;
 use hither_proto::nfs4::{
-    Attrs as WireAttrs, CreateType, Ftype, Nfsstat4, Op, RenameArgs, RenameOk, Specdata,
+    Attrs as WireAttrs, CreateType, Ftype, Nfsstat4, Op, OpError, RenameArgs, RenameOk, Specdata,
 };
 use hither_vfs::{
     Access, ChangeInfo, Create, Error, Fh, Made, Moved, Name, Node, OpenAccess, OpenHow, RenameFlags,
@@ -211,7 +211,10 @@ impl Core {
         let (hide, _alone) = self.claim_target(cx, target).await;
         match hide {
             Some(file) => self.silly_rename(cx, &file, dir, name).await,
-            None => self.remove(cx, dir, name, target).await,
+            None => {
+                let first = self.take_state(cx, target).await;
+                self.remove_checked(cx, (dir, name), false, first).await
+            }
         }
     }
 
@@ -221,7 +224,7 @@ impl Core {
         let began = Instant::now();
         loop {
             let patience = self.files.hidden_names_go();
-            match self.remove_directory(cx, dir, name).await {
+            match self.remove_checked(cx, (dir, name), true, LastState::default()).await {
                 Err(Fail::Nfs(Nfsstat4::NOTEMPTY)) if began.elapsed() < patience => {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
@@ -230,41 +233,49 @@ impl Core {
         }
     }
 
-    /// REMOVE of a directory, after VERIFY of its type. REMOVE also removes files (RFC 8881 section
-    /// 18.25), and another client may have put a file under the name. Without the check when the
-    /// server refuses to look.
-    async fn remove_directory(
+    /// REMOVE after a check of the object's type, in one compound. REMOVE removes files and
+    /// directories (RFC 8881 section 18.25), and another client may have put an object of the other
+    /// kind under the name. Without the check when the server refuses to look. `first`: the file's
+    /// state, which goes back before.
+    ///
+    /// # Errors
+    /// `NOTDIR` or `ISDIR`: the object has the wrong type.
+    async fn remove_checked(
         self: &Arc<Self>,
         cx: &RequestContext,
-        dir: &Fh,
-        name: &Name,
+        (dir, name): (&Fh, &Name),
+        is_dir: bool,
+        first: LastState,
     ) -> Answered<ChangeInfo> {
-        let is_directory = WireAttrs { ftype: Some(Ftype::DIR), ..WireAttrs::default() };
-        let ops = [
+        let directory = WireAttrs { ftype: Some(Ftype::DIR), ..WireAttrs::default() };
+        let ops = vec![
             Op::Putfh(wire_fh(dir)),
             Op::Lookup(wire_name(name)),
-            Op::Verify(is_directory),
+            if is_dir { Op::Verify(directory) } else { Op::Nverify(directory) },
             Op::Putfh(wire_fh(dir)),
             Op::Remove(wire_name(name)),
             Op::Getattr(NODE_ATTRS),
         ];
-        let mut answer = self.returning(cx, "REMOVE", LastState::default(), ops.to_vec()).await?;
+        let mut answer = self.returning(cx, "REMOVE", first, ops).await?;
         answer.results.putfh()?;
-        let looked = answer.results.lookup().and_then(|()| answer.results.verify());
-        match looked.map_err(|e| e.status()) {
+        let looked = answer.results.lookup();
+        let checked =
+            looked.and_then(|()| if is_dir { answer.results.verify() } else { answer.results.nverify() });
+        match checked.map_err(|e| e.status()) {
             Ok(()) => {}
             // The REMOVE was sent before and after a restart of the server: the first one removed
             // the name.
             Err(Some(Nfsstat4::NOENT)) if answer.repeated => return Ok(ChangeInfo::default()),
             Err(Some(Nfsstat4::NOENT)) => return Err(Fail::Nfs(Nfsstat4::NOENT)),
             Err(Some(Nfsstat4::NOT_SAME)) => return Err(Fail::Nfs(Nfsstat4::NOTDIR)),
+            Err(Some(Nfsstat4::SAME)) => return Err(Fail::Nfs(Nfsstat4::ISDIR)),
             Err(_) => return self.remove(cx, dir, name, None).await,
         }
         answer.results.putfh()?;
         self.remove_answered(dir, &mut answer).await
     }
 
-    /// REMOVE of a file or directory.
+    /// REMOVE of a name of this client's own, or of an object of any type.
     pub async fn remove(
         self: &Arc<Self>,
         cx: &RequestContext,
@@ -447,10 +458,15 @@ impl Core {
         }
         let mut answer = self.returning(cx, "RENAME", first, ops).await?;
         if let Some((file, silly)) = hide {
-            answer.results.putfh()?;
-            answer.results.savefh()?;
-            answer.results.putfh()?;
-            match answer.results.link() {
+            match read_link(&mut answer) {
+                Err(e) if is_gone(e.status()) && replaced.is_some() => {
+                    // The replaced file has lost its name to another client.
+                    let found = self.leads_to(cx, to).await?;
+                    if found.as_ref() == replaced {
+                        return Err(e.into());
+                    }
+                    return Box::pin(self.rename(cx, from, to, found.as_ref(), RenameFlags::empty())).await;
+                }
                 Err(e) if is_no_link(e.status()) => {
                     // As the Linux client always does: the target name is absent for a moment.
                     self.silly_rename(cx, &file, to.0, to.1).await?;
@@ -524,6 +540,19 @@ fn read_rename(answer: &mut Answer) -> Answered<RenameOk> {
     answer.results.savefh()?;
     answer.results.putfh()?;
     Ok(answer.results.rename()?)
+}
+
+/// The hidden name of the replaced file, before a RENAME.
+fn read_link(answer: &mut Answer) -> Result<(), OpError> {
+    answer.results.putfh()?;
+    answer.results.savefh()?;
+    answer.results.putfh()?;
+    answer.results.link().map(drop)
+}
+
+/// Whether a file has no name any more.
+fn is_gone(status: Option<Nfsstat4>) -> bool {
+    matches!(status, Some(Nfsstat4::NOENT | Nfsstat4::STALE))
 }
 
 /// Whether the file can have no second name.

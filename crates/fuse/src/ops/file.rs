@@ -306,6 +306,7 @@ impl Call {
         let brings_bytes = first.lock().is_some();
         let (watched, noted) = (inode.clone(), Mutex::new(noted));
         let quiet = inode.in_use.opened(self.is_flushed(flags));
+        inode.in_use.note_access(access, true);
         let appends = Appends::default();
         let file = OpenFile { inode, open, access, quiet, cred, first, committed, appends, noted };
         let id = self.session.files.add(file);

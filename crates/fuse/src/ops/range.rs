@@ -59,6 +59,10 @@ impl Call {
             libc::SEEK_HOLE => Seek::Hole,
             _ => return Err(Error::new(libc::EINVAL)),
         };
+        if file.inode.is_filled() && file.inode.in_use.may_be_mapped() {
+            // The kernel writes no pages back before LSEEK, as it does before a copy.
+            self.session.drop_pages(&file.inode).await;
+        }
         let found = match self.seek(&file, offset, what).await {
             Err(e) if e.errno == libc::EOPNOTSUPP => self.seek_without_holes(&file, offset, what).await?,
             found => found?,

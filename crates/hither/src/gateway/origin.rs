@@ -270,6 +270,14 @@ impl Origin {
         }
     }
 
+    /// Recalls the delegations of the gateway's clients. Their files may change as soon as the
+    /// origin has its state back.
+    pub async fn recall(&self, within: Duration) {
+        if tokio::time::timeout(within, self.relayed.close()).await.is_err() {
+            tracing::warn!("{}: clients have not returned delegations in time", self.job.source.shown());
+        }
+    }
+
     /// Flushes all data and releases all state at the origin.
     pub async fn end(&self, within: Duration) {
         if let Some(task) = self.task.lock().take() {

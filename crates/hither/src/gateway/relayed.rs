@@ -17,6 +17,7 @@ use hither_vfs::{
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
 
 /// The delegations of clients that rest on delegations of one origin. It is the layer above the
@@ -25,6 +26,8 @@ use tokio::sync::watch;
 pub struct Relayed {
     files: Mutex<HashMap<Fh, Resting>>,
     listener: Mutex<Option<Arc<ChangeListener>>>,
+    /// No further delegation begins.
+    closed: AtomicBool,
 }
 
 /// The delegations of one file.
@@ -44,9 +47,18 @@ struct Held {
 }
 
 impl Relayed {
-    /// Begins a delegation. `None` while the file is being recalled.
+    /// Recalls all delegations, for the end of the gateway. The future ends when all have ended.
+    pub fn close(&self) -> BoxFuture<()> {
+        self.closed.store(true, Ordering::SeqCst);
+        self.revoke_all()
+    }
+
+    /// Begins a delegation. `None` while the file is being recalled, and at the end of the gateway.
     fn begin(self: &Arc<Self>, fh: &Fh) -> Option<Held> {
         let mut files = self.files.lock();
+        if self.closed.load(Ordering::SeqCst) {
+            return None;
+        }
         let resting = files.entry(fh.clone()).or_insert_with(|| Resting {
             count: 0,
             recalled: false,
@@ -139,7 +151,7 @@ impl Watch for Origin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
     /// A recall ends when the last delegation of the file has ended. Meanwhile no new one begins.
@@ -165,6 +177,7 @@ mod tests {
         assert!(!waits(recall).await);
         assert!(relayed.begin(&fh).is_some(), "the next lease");
         assert_eq!(recalls.load(Ordering::SeqCst), 3);
-        assert!(waits(relayed.revoke_all()).await, "the other one");
+        assert!(waits(relayed.close()).await, "the other one");
+        assert!(relayed.begin(&fh).is_none(), "after the end");
     }
 }

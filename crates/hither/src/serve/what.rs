@@ -4,9 +4,9 @@
 //! This module has no protocol. The result is a [`Table`]. Directories that were open before a
 //! reload stay open.
 
-use super::FAREWELL;
 use super::hosts;
 use super::nested::{self, Mount, Planned};
+use super::{FAREWELL, RECALL_MAX};
 use crate::cli::ServeArgs;
 use crate::exit::Failure;
 use crate::gateway::{Branch, Gateway};
@@ -347,6 +347,13 @@ impl Served {
     pub fn journaled(&self) -> Option<Arc<Local>> {
         let mut locals = self.open.values().filter_map(|files| files.local.clone());
         locals.find(|local| local.journal_stats().is_some())
+    }
+
+    /// Recalls delegations that rest on those of an origin.
+    pub async fn recall(&self) {
+        if let Some(gateway) = &self.gateway {
+            gateway.recall(RECALL_MAX).await;
+        }
     }
 
     /// Writes unstable data to stable storage.

@@ -161,7 +161,7 @@ impl Part {
         }
         let dirty = dirty_options(w, parts as u64, connected);
         // Delayed attributes are not in the journal, so a journal excludes them.
-        let delay_attributes = dirty.delay_attributes && below.wal.is_none();
+        let delay_attributes = w.delay_attributes && below.wal.is_none();
         let dirty = WriteBackOptions { exclusive: w.exclusive, delay_attributes, ..dirty };
         let dirty =
             WriteBack::with_journal(meta.clone(), connected.leases.clone(), env(), dirty, below.wal.clone());

@@ -12,6 +12,7 @@
 //! Locks: the queue and the table of calls to the client are leaves. They are never held across an
 //! await.
 
+mod drain;
 mod phases;
 mod write;
 
@@ -20,7 +21,7 @@ use super::piped::{Piped, Sink, read_all};
 use super::seen::Counts;
 use super::tls::{self, Transport};
 use super::turns::{Turns, Usage};
-use super::{Account, Caller, Global, HOST_TURN, Incoming, Mismatch, Outcome, Room};
+use super::{Account, Caller, Ends, Global, HOST_TURN, Incoming, Mismatch, Outcome, Room};
 use crate::error::CallError;
 use crate::gss::GssAcceptor;
 use crate::gss::server::{GssCall, Received};
@@ -142,6 +143,10 @@ pub(crate) struct Shared {
     /// Notified when a batch was written.
     written: Notify,
     ended: CancellationToken,
+    /// No further call is read.
+    draining: CancellationToken,
+    /// All replies of a draining connection are written.
+    last_written: CancellationToken,
     /// Calls to the client, by xid.
     calls: Mutex<HashMap<u32, oneshot::Sender<Result<Bytes, CallError>>>>,
     next_xid: AtomicU32,
@@ -199,7 +204,7 @@ enum Stall {
 }
 
 impl Shared {
-    pub fn new(id: u64, addr: SocketAddr, local: SocketAddr, stop: &CancellationToken) -> Self {
+    pub fn new(id: u64, addr: SocketAddr, local: SocketAddr, ends: &Ends) -> Self {
         Self {
             id,
             addr,
@@ -211,7 +216,9 @@ impl Shared {
             queue: Mutex::default(),
             work: Notify::new(),
             written: Notify::new(),
-            ended: stop.child_token(),
+            ended: ends.stop.child_token(),
+            draining: ends.drain.clone(),
+            last_written: CancellationToken::new(),
             calls: Mutex::default(),
             // The type of a message distinguishes calls from replies, so these xids may equal the
             // client's.
@@ -406,8 +413,13 @@ impl Inbound {
             }
             let mut space = records.space();
             let read = stream.read_buf(&mut space);
-            let read =
-                if between { read.await } else { self.shared.step(Stall::Read, limits.stall, read).await };
+            let read = async {
+                if between { read.await } else { self.shared.step(Stall::Read, limits.stall, read).await }
+            };
+            let read = tokio::select! {
+                read = read => read,
+                () = self.shared.draining.cancelled() => break,
+            };
             match read {
                 Ok(0) => return Err(Ended::Closed),
                 Ok(bytes) => self.shared.counts.received(bytes),
@@ -417,6 +429,7 @@ impl Inbound {
                 Err(e) => return Err(Ended::Io(e)),
             }
         }
+        Err(self.drain(stream).await)
     }
 
     /// Answers an AUTH_TLS call when all other calls are answered. `records` must be empty: bytes
@@ -425,8 +438,7 @@ impl Inbound {
         if !records.is_between_records() {
             return Err(Ended::misbehaved("sent more than its request for TLS"));
         }
-        let all = u32::try_from(self.calls_max()).unwrap_or(u32::MAX);
-        let answered = timeout(self.handshake_max(), self.calls.acquire_many(all)).await;
+        let answered = timeout(self.handshake_max(), self.all_answered()).await;
         if answered.is_err() {
             return Err(Ended::misbehaved("requested TLS during calls that did not end in time"));
         }

@@ -653,3 +653,46 @@ async fn unread_piped_payload_drops_client() {
         () = client => {}
     }
 }
+
+/// The orderly end answers the calls in progress and executes no later one. Clients read all
+/// replies and then the end of the connection, also when they have sent more calls.
+#[tokio::test]
+async fn drained_connections_lose_no_reply() {
+    const CLIENTS: u32 = 20;
+    let (acceptor, service) = acceptor(ServerLimits::default());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let clients = async {
+        let mut wires = Vec::new();
+        for _ in 0..=CLIENTS {
+            wires.push(Wire::over(TcpStream::connect(addr).await.unwrap()));
+        }
+        let (_idle, busy) = wires.split_last_mut().unwrap();
+        for wire in &mut *busy {
+            wire.ask(1, 3, 1, &[]).await;
+        }
+        while service.running.load(Relaxed) < CLIENTS {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let drained = acceptor.drain(Duration::from_secs(60));
+        let work = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            for wire in &mut *busy {
+                for xid in 2..10 {
+                    wire.ask(xid, 3, 0, &[]).await;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            service.gate.notify_waiters();
+            for wire in &mut *busy {
+                assert_eq!(wire.next().await.map(|reply| reply.xid()), Some(1));
+                assert_eq!(wire.stream.read(&mut [0]).await.unwrap(), 0, "no reset");
+            }
+        };
+        tokio::join!(drained, work);
+        assert_eq!((service.running.load(Relaxed), acceptor.connections()), (CLIENTS, 0));
+    };
+    tokio::join!(acceptor.listen(listener), tokio::time::timeout(Duration::from_secs(30), clients))
+        .1
+        .expect("connections end soon");
+}

@@ -45,6 +45,8 @@ pub struct Wire {
     /// As with NFSv3: `change` of files is made of ctime, and [`Vfs::finish`] takes a call for each
     /// step.
     pub plain: Mutex<bool>,
+    /// Whether requests about many objects find each of them busy.
+    pub busy: Mutex<bool>,
 }
 
 impl Wire {
@@ -73,6 +75,7 @@ impl Wire {
             tick: Mutex::new(u64::MAX),
             blind: Mutex::new(false),
             plain: Mutex::new(false),
+            busy: Mutex::new(false),
         })
     }
 
@@ -313,7 +316,11 @@ pass_on! {
 pass_on! {
     BatchOps {}
     fn getattr_many(objects: &[Fh]) -> Vec<Result<Attrs>>,
-        |w, out, at| out.iter_mut().flatten().for_each(|a| stamp(w, a, at));
+        |w, out, at| {
+            let busy = *w.busy.lock();
+            out.iter_mut().filter(|_| busy).for_each(|one| *one = Err(Error::new(libc::EAGAIN)));
+            out.iter_mut().flatten().for_each(|a| stamp(w, a, at));
+        };
     fn revalidate_many(objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>,
         |w, out, at| out.iter_mut().flatten().for_each(|(a, _)| stamp(w, a, at));
     fn read_many(files: &[Fh], holder: Option<&Fh>, max: u32) -> ReadManyResult, |w, out, at| {

@@ -30,6 +30,7 @@ use hither_vfs::{
     Result, SetAttr, SetTime, Stability, Vfs,
 };
 use parking_lot::Mutex;
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
@@ -234,8 +235,10 @@ impl One {
         let (cx, open) = opened.map_err(|e| cannot("it cannot be opened", &e))?;
         let target = Target { fh: fh.clone(), cx, open };
         let done = async {
-            self.check(&target, file, Base::of(&attrs)).await?;
-            self.write(&target, file).await.map_err(|e| cannot("it cannot be written", &e))
+            let cut = self.check(&target, file, Base::of(&attrs)).await?;
+            // Bytes that a program had removed do not come back.
+            let left = cut.map_or_else(|| Cow::Borrowed(file), |cut| Cow::Owned(file.after_cut(&cut)));
+            self.write(&target, &left).await.map_err(|e| cannot("it cannot be written", &e))
         };
         let done = done.await;
         let closed = self.r.below.close(&target.cx, fh, open).await;
@@ -246,21 +249,25 @@ impl One {
     }
 
     /// Checks that the file's state permits writing. A server may still execute WRITEs that the
-    /// dead daemon sent, so a refused state is checked again.
+    /// dead daemon sent, so a refused state is checked again. Returns the truncation without an
+    /// answer that explains the state.
     async fn check(
         &self,
         target: &Target,
         file: &FileLeft,
         mut now: Base,
-    ) -> std::result::Result<(), Refusal> {
+    ) -> std::result::Result<Option<Sent>, Refusal> {
         let own = RequestContext::new(Arc::new(Cred::root()));
         let mut checks = 0;
         loop {
             let checked = match as_left(file, &now) {
-                Some(at) => self.still_there(target, file, at).await,
+                Some(at) => self.still_there(target, file, at).await.map(|()| None),
                 None => self.judge(target, file, &now).await,
             };
-            let Err(why) = checked else { return Ok(()) };
+            let why = match checked {
+                Ok(cut) => return Ok(cut),
+                Err(why) => why,
+            };
             checks += 1;
             if checks == CHECKS_MAX {
                 return Err(why);
@@ -301,17 +308,23 @@ impl One {
         Ok(())
     }
 
-    /// Checks that a changed file differs only by WRITEs of this client.
-    async fn judge(&self, target: &Target, file: &FileLeft, now: &Base) -> std::result::Result<(), Refusal> {
+    /// Checks that a changed file differs only by WRITEs of this client, and by a truncation, which
+    /// is returned.
+    async fn judge(
+        &self,
+        target: &Target,
+        file: &FileLeft,
+        now: &Base,
+    ) -> std::result::Result<Option<Sent>, Refusal> {
         let changed = || Refusal::Final("another client changed the file".into());
         let unheard = file.unheard();
         // An unacknowledged truncation of this client, if the file now ends there.
-        let cut = unheard.iter().any(|s| s.end_bytes == u64::MAX && s.start_bytes == now.size_bytes);
-        let cut = cut.then_some(now.size_bytes);
-        let seen = self.compare(target, file, (&unheard, cut)).await;
+        let ends_here = |s: &&Sent| s.end_bytes == u64::MAX && s.start_bytes == now.size_bytes;
+        let cut = unheard.iter().rfind(ends_here).copied();
+        let seen = self.compare(target, file, (&unheard, cut.map(|cut| cut.start_bytes))).await;
         let seen = seen.map_err(|e| Refusal::of("it cannot be compared", &e))?;
         if seen.same {
-            return Ok(());
+            return Ok(cut);
         }
         if unheard.is_empty() {
             return Err(changed());
@@ -324,7 +337,7 @@ impl One {
         let ours = if self.r.exclusive { seen.plausible } else { seen.ours };
         let explained = cut.is_some() || (seen.evident && sizes && now.size_bytes >= floor);
         if ours && explained {
-            Ok(())
+            Ok(cut)
         } else {
             let why = "another client may have changed the file: the WRITEs in flight when this client died do \
                        not explain its present state";

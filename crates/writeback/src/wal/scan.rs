@@ -432,7 +432,7 @@ impl Left {
                 file.sent.retain(|s| {
                     (s.start_bytes, s.end_bytes) != (start_bytes, end_bytes) || end_bytes != u64::MAX
                 });
-                file.void(start_bytes, end_bytes);
+                file.void((start_bytes, end_bytes), u64::MAX);
                 if end_bytes == u64::MAX {
                     file.was_cut(start_bytes);
                 }
@@ -517,9 +517,14 @@ impl MadeLeft {
 }
 
 impl FileLeft {
-    fn void(&mut self, start: u64, end: u64) {
+    /// Removes the bytes of a range, up to record `upto`.
+    fn void(&mut self, (start, end): (u64, u64), upto: u64) {
         let mut kept = VecDeque::with_capacity(self.pieces.len() + 1);
         for piece in self.pieces.drain(..) {
+            if piece.seq > upto {
+                kept.push_back(piece);
+                continue;
+            }
             let piece_end = piece.start_bytes + piece.len_bytes;
             for (from, to) in
                 [(piece.start_bytes, piece_end.min(start)), (piece.start_bytes.max(end), piece_end)]
@@ -544,6 +549,13 @@ impl FileLeft {
         for piece in &mut self.pieces {
             piece.base_size = piece.base_size.map(|base| base.min(size_bytes));
         }
+    }
+
+    /// The file after a truncation that the server has executed and whose answer is unknown.
+    pub fn after_cut(&self, cut: &Sent) -> Self {
+        let mut file = Self { seen: None, ..self.clone() };
+        file.void((cut.start_bytes, u64::MAX), cut.upto);
+        file
     }
 
     /// The sent ranges without a known answer.

@@ -285,3 +285,20 @@ pub(super) async fn lock_shows_change(l: &Lab, file: File<'_>, me: LockOwner) {
     assert!(!l.wire.take().contains("getattr"));
     assert_eq!(read_all(&*l.meta, &l.cx, file.fh).await.unwrap(), text);
 }
+
+/// A lease that has ended is none while the server is away, although its answers hold. A gateway
+/// would delegate the files to its clients.
+/// Promise: G7
+#[tokio::test(start_paused = true)]
+async fn ended_lease_is_none_while_server_is_away() {
+    let (l, c) = leased(options()).await;
+    let file = File { fh: &c, open: None };
+    assert_eq!(l.meta.getattr(&l.cx, file).await.unwrap().valid, Validity::Lease);
+    l.wire.upcalls.get().unwrap().revoke_all().await;
+    l.meta.answer_stale(true);
+    l.wire.take();
+    assert!(matches!(l.meta.getattr(&l.cx, file).await.unwrap().valid, Validity::Until(_)));
+    let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c").await;
+    assert!(trail.steps.iter().all(|node| node.attrs.valid != Validity::Lease), "{trail:?}");
+    assert_eq!(l.wire.take(), "");
+}

@@ -5,6 +5,7 @@
 
 mod back;
 mod locks;
+mod names;
 
 use super::chains::directories::granted;
 use super::times::open_arguments;
@@ -69,6 +70,8 @@ pub struct State {
     pub callbacks_answered: Vec<Nfsstat4>,
     /// `change` and length in the replies to CB_GETATTR.
     pub told: Vec<(Option<u64>, Option<u64>)>,
+    /// The times of access and modification in these answers.
+    pub told_times: Vec<[Option<hither_proto::nfs4::Time>; 2]>,
     /// Operations of each executed compound, without SEQUENCE.
     pub compounds: Vec<Vec<NfsOpnum4>>,
     /// Announced maximum of operations. `really_takes` is the unannounced maximum (RESOURCE).
@@ -416,11 +419,9 @@ impl State {
             Op::Getfh => OpRes::Getfh(cur.fh.clone().ok_or(Nfsstat4::NOFILEHANDLE)),
             Op::Getattr(mask) => OpRes::Getattr(self.attrs(cur, *mask)),
             Op::Lookup(name) => OpRes::Lookup(self.lookup(name, cur)),
-            Op::Lookupp => {
-                // All directories are in the root.
-                cur.fh = Some(Fh::copy(ROOT));
-                OpRes::Lookupp(Ok(()))
-            }
+            Op::Lookupp => OpRes::Lookupp(Self::lookup_parent(cur)),
+            Op::Verify(a) => OpRes::Verify(self.verify(a, cur, true)),
+            Op::Nverify(a) => OpRes::Nverify(self.verify(a, cur, false)),
             op => self.file_op(op, cur),
         }
     }
@@ -590,19 +591,6 @@ impl State {
         }
         a.retain(mask);
         Ok(a)
-    }
-
-    fn lookup(&mut self, name: &Component, cur: &mut Cur) -> Result<(), Nfsstat4> {
-        let name = text(name);
-        if name == "export" {
-            return Ok(());
-        }
-        if cur.fh.as_ref().is_some_and(|fh| &fh[..] != ROOT) && !self.file(cur)?.dir {
-            return Err(Nfsstat4::NOTDIR);
-        }
-        self.files.get(&name).ok_or(Nfsstat4::NOENT)?;
-        cur.fh = Some(handle(self.leads_to.get(&name).unwrap_or(&name)));
-        Ok(())
     }
 
     fn rename(&mut self, old: &str, new: String) -> Result<RenameOk, Nfsstat4> {

@@ -3,8 +3,8 @@
 use super::chains::leased_with;
 use super::server::delegation;
 use super::*;
-use hither_proto::nfs4::{Bitmap4, OpenArguments, open};
-use hither_vfs::{SetTime, Time};
+use hither_proto::nfs4::{self, Bitmap4, OpenArguments, open};
+use hither_vfs::{SetTime, Time, Unsent};
 
 /// The arguments of OPEN that the server supports: the wish for delegated times.
 pub(super) fn open_arguments() -> OpenArguments {
@@ -79,4 +79,31 @@ async fn times_are_reclaimed() {
     t.read(&f).await.unwrap();
     assert!(t.server.lock().log.iter().any(|l| l == "OPEN previous write"));
     assert!(t.v4.delegates_times(&f.node.fh));
+}
+
+/// The holder presents the modification time of unsent bytes only. Of a file without unsent bytes
+/// the server knows the time, and the holder's copy may be from before a SETATTR.
+/// Promise: S10c
+#[tokio::test(start_paused = true)]
+async fn holder_presents_time_of_unsent_bytes() {
+    for offered in [true, false] {
+        let prepare = |s: &mut server::State| s.delegates_times = offered;
+        let (t, layer) = leased_with(&["f"], Duration::from_secs(100), prepare).await;
+        t.server.lock().delegate_writers = true;
+        let f = t.create("f").await;
+        t.write(&f, 0, "the reply has the time of the write").await.unwrap();
+        let time = Time { secs: 1000, nanos: 7 };
+        for unsent in [
+            Unsent::Nothing,
+            Unsent::Bytes { size_bytes: 500, mtime: None },
+            Unsent::Bytes { size_bytes: 500, mtime: Some(time) },
+        ] {
+            layer.hold(unsent);
+            t.server.ask_holder("f");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let presented = nfs4::Time { seconds: time.secs, nseconds: time.nanos };
+        let times = [None, None, Some(presented).filter(|_| offered)].map(|modify| [None, modify]);
+        assert_eq!(t.server.lock().told_times, times, "offered: {offered}");
+    }
 }

@@ -43,10 +43,13 @@ pub(super) async fn write<W: Sink>(
         if batch.is_empty() {
             tokio::select! {
                 () = work => continue,
+                () = shared.last_written.cancelled() => {}
                 () = shared.ended.cancelled() => {}
             }
             // In TLS this sends close_notify.
             let _ = stream.shutdown().await;
+            // A draining connection is still read.
+            shared.ended.cancelled().await;
             return Err(Ended::Closed);
         }
         let written = write_all(&mut stream, &batch, (&shared, stall)).await;

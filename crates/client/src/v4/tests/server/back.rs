@@ -8,9 +8,10 @@ impl Server {
         self.call_back(CbOp::Recall(CbRecallArgs { stateid, truncate: false, fh: handle(file) }));
     }
 
-    /// Sends CB_GETATTR for `change` and length to the holder of a file.
+    /// Sends CB_GETATTR for `change`, length and times to the holder of a file.
     pub fn ask_holder(&self, file: &str) {
-        let attr_request = Bitmap4::of(&[attr::CHANGE, attr::SIZE]);
+        let attr_request =
+            Bitmap4::of(&[attr::CHANGE, attr::SIZE, attr::TIME_DELEG_ACCESS, attr::TIME_DELEG_MODIFY]);
         self.call_back(CbOp::Getattr(CbGetattrArgs { fh: handle(file), attr_request }));
     }
 
@@ -20,6 +21,7 @@ impl Server {
         s.callbacks_answered.push(reply.status);
         if let Some(CbRes::Getattr(Ok(a))) = reply.results.0.last() {
             s.told.push((a.change, a.size));
+            s.told_times.push([a.time_deleg_access(), a.time_deleg_modify()].map(|t| t.copied()));
         }
     }
 

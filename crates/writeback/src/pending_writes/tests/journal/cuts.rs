@@ -101,24 +101,32 @@ async fn truncation_is_durable_after_retirement() {
     assert!(left.files.is_empty(), "a replay would write no bytes: {:?}", left.files);
 }
 
-/// An executed truncation without an answer is an own change.
+/// An executed truncation without an answer is an own change. Bytes that it removed do not come
+/// back, whether the server had them or not.
+/// Promise: 6d
 #[tokio::test]
 async fn unanswered_truncation_is_own_change() {
-    for exclusive in [false, true] {
+    let lengths = [0, 100, 600, 1200, 1700, 3000, 5100];
+    for (exclusive, length) in [false, true].into_iter().flat_map(|e| lengths.map(|len| (e, len))) {
         let (j, f) = two_chunks(exclusive).await;
         j.s.gate.shut("write");
-        j.s.write(&f, 500, pattern(7, 300)).await.unwrap();
+        let mut bytes = pattern(1, 2000).to_vec();
+        for (at, piece) in [(500, pattern(7, 300)), (1100, pattern(8, 300)), (5000, pattern(9, 300))] {
+            bytes.resize(bytes.len().max(at + piece.len()), 0);
+            bytes[at..at + piece.len()].copy_from_slice(&piece);
+            j.s.write(&f, at as u64, piece).await.unwrap();
+        }
+        bytes.truncate(length as usize);
         j.s.gate.shut("setattr answer");
         let (dirty, g) = (j.s.dirty.clone(), f.clone());
         let cutting = tokio::spawn(async move {
-            let set = SetAttr { size_bytes: Some(1200), ..Default::default() };
+            let set = SetAttr { size_bytes: Some(length), ..Default::default() };
             dirty.setattr(&cx(), At { fh: &g.0, open: Some(g.1) }, &set).await
         });
-        until("the cut at the server", async || j.s.below(&f.0).await.len() == 1200).await;
+        until("the cut at the server", async || j.s.below(&f.0).await.len() as u64 == length).await;
         let (outcome, _) = j.crash(exclusive, async |_| ()).await;
-        assert_eq!(outcome.kept, [], "{exclusive}");
-        let now = j.s.below(&f.0).await;
-        assert_eq!((&now[..500], &now[500..800]), (&pattern(1, 500)[..], &pattern(7, 300)[..]));
+        assert_eq!(outcome.kept, [], "{exclusive} {length}");
+        assert!(j.s.below(&f.0).await == bytes, "{exclusive} {length}");
         cutting.abort();
     }
 }
