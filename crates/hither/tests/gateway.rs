@@ -487,7 +487,8 @@ fn exports_of_origin_are_found() {
 
 /// A gateway of an origin with 5,000 exports starts within five seconds, and an export takes at
 /// most 20 KB of its memory. The best of three starts counts, because other programs may use the
-/// machine. All exports of the origin share one queue of local changes. Prints the figures.
+/// machine. All exports of the origin share one queue of local changes and few threads. Prints the
+/// figures.
 #[test]
 #[ignore = "needs root"]
 fn thousands_of_exports_start_soon() {
@@ -537,6 +538,8 @@ fn thousands_of_exports_start_soon() {
         let began = std::time::Instant::now();
         assert_eq!(names(&mnt).len(), 5_000);
         println!("{version}: listing of all exports {} ms", began.elapsed().as_millis());
+        let threads = fs::read_dir(format!("/proc/{}/task", origin.pid())).unwrap().count();
+        assert!(threads < 300, "{version}: {threads} threads of the origin");
         assert_eq!(fs::read_to_string(mnt.join("e4999/f")).unwrap(), "4999");
         umount(&mnt);
         assert!(time.as_secs() < 5 && each_bytes <= 20_000);

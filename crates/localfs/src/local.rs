@@ -602,20 +602,36 @@ fn open_journal(
     }
 }
 
-/// Starts the thread that closes unused descriptors. It ends with the directory.
+/// The directories whose unused descriptors one thread closes.
+static TIDIED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// Has the unused descriptors of a directory closed. The first directory starts the thread, which
+/// ends with the last one.
 fn tidy_now_and_then(inner: Weak<Inner>) {
-    let tidy = move || {
-        let (never, timer) = (Mutex::new(()), parking_lot::Condvar::new());
-        loop {
-            timer.wait_for(&mut never.lock(), TIDY_EVERY);
-            match inner.upgrade() {
-                Some(inner) => inner.tidy(),
-                None => break,
-            }
-        }
-    };
-    if let Err(e) = std::thread::Builder::new().name("hither-tidy".into()).spawn(tidy) {
+    let mut tidied = TIDIED.lock();
+    tidied.push(inner);
+    if tidied.len() > 1 {
+        return;
+    }
+    if let Err(e) = std::thread::Builder::new().name("hither-tidy".into()).spawn(tidy_all) {
         tracing::warn!("cannot start a thread: {e}");
+        tidied.clear();
+    }
+}
+
+fn tidy_all() {
+    let (never, timer) = (Mutex::new(()), parking_lot::Condvar::new());
+    loop {
+        timer.wait_for(&mut never.lock(), TIDY_EVERY);
+        let open: Vec<Arc<Inner>> = {
+            let mut tidied = TIDIED.lock();
+            tidied.retain(|inner| inner.strong_count() > 0);
+            if tidied.is_empty() {
+                return;
+            }
+            tidied.iter().filter_map(Weak::upgrade).collect()
+        };
+        open.iter().for_each(|inner| inner.tidy());
     }
 }
 

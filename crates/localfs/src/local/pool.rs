@@ -17,13 +17,19 @@ use parking_lot::{Condvar, Mutex};
 use rustix::thread::CapabilitySet;
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// A thread without work ends after this time.
+/// A thread without work ends after this time, and sooner when the pools of all directories have
+/// many such threads.
 const IDLE: Duration = Duration::from_secs(10);
+const IDLE_AMONG_MANY: Duration = Duration::from_millis(20);
+const IDLE_MAX: usize = 64;
+/// The threads without work of all pools.
+static IDLE_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// The time for which the answer that this thread sends has waited for the journal.
@@ -214,7 +220,10 @@ fn serve(shared: &Shared) {
             break;
         }
         state.idle += 1;
-        let timed_out = shared.work.wait_for(&mut state, IDLE).timed_out();
+        let are_many = IDLE_THREADS.fetch_add(1, Ordering::Relaxed) >= IDLE_MAX;
+        let most = if are_many { IDLE_AMONG_MANY } else { IDLE };
+        let timed_out = shared.work.wait_for(&mut state, most).timed_out();
+        IDLE_THREADS.fetch_sub(1, Ordering::Relaxed);
         state.idle -= 1;
         if timed_out && state.jobs.is_empty() {
             break;

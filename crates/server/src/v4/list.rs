@@ -8,6 +8,7 @@ use super::delegation::{HolderAnswer, Look, PATIENCE_V4};
 use super::exec::{Exec, Here, Object, handle_if};
 use crate::error::stat4;
 use crate::table::Export;
+use futures_util::future::join_all;
 use hither_proto::nfs4::{
     Attrs as Wire, Bitmap4, Entry, Nfsstat4, READDIR_MAX_ENTRIES, ReaddirArgs, ReaddirOk, attr,
 };
@@ -25,6 +26,8 @@ const LISTING_MIN_BYTES: usize = 4 << 10;
 /// Up to this many files with delayed writes, the holders are asked one after the other. Of more
 /// files, all delegations are recalled at once.
 const ASKED_MAX: usize = 8;
+/// Number of exports that are asked for their roots at once.
+const ROOTS_AT_ONCE: usize = 32;
 /// Smallest page to request from the `Vfs`, in bytes.
 const PAGE_MIN_BYTES: u32 = 256;
 
@@ -219,39 +222,48 @@ impl Exec<'_> {
         }
     }
 
-    /// Lists directories above the exports, and the roots of exports among them.
+    /// Lists directories above the exports, and the roots of exports among them. The origins of a
+    /// gateway are asked for several roots at once.
     async fn readdir_above(&self, at: usize, a: &ReaddirArgs, max: usize) -> Result<ReaddirOk, Nfsstat4> {
         let table = &self.r.table;
         let mut list = List::new(max);
         let from = a.cookie.saturating_sub(RESERVED) as usize;
-        for (i, (name, child)) in table.place(at).children.iter().enumerate().skip(from) {
-            if !table.is_visible(*child, &self.r.peer) {
-                continue;
-            }
-            let attrs = match self.at_place(*child).await {
-                Ok(Here::Above(child)) => Ok(self.above_attrs(child, a.attr_request)),
-                Ok(here) if !self.is_accepted(&here) => Err(Nfsstat4::WRONGSEC),
-                Ok(Here::Object(o)) => match self.attrs(&o).await {
-                    Ok(attrs) => self.object_attrs(&o, &attrs.attr, a.attr_request).await,
-                    Err(status) => Err(status),
-                },
-                Err(status) => Err(status),
-            };
-            let number = u64::from(table.place(*child).number);
-            let attrs = match attrs {
-                Ok(attrs) => attrs,
-                Err(status) if a.attr_request.has(attr::RDATTR_ERROR) => {
-                    bare_entry(number, a.attr_request, status)
-                }
-                Err(status) => return Err(status),
-            };
-            let cookie = i as u64 + 1 + RESERVED;
-            let name = bytes::Bytes::copy_from_slice(name).into();
-            if !list.add(Entry { cookie, name, attrs }) {
+        let children = table.place(at).children.iter().enumerate().skip(from);
+        let mut visible = children.filter(|(_, (_, at))| table.is_visible(**at, &self.r.peer));
+        loop {
+            let some: Vec<_> = visible.by_ref().take(ROOTS_AT_ONCE).collect();
+            if some.is_empty() {
                 break;
+            }
+            let attrs = some.iter().map(|(_, (_, at))| self.place_attrs(**at, a.attr_request));
+            for ((i, (name, _)), attrs) in some.iter().zip(join_all(attrs).await) {
+                let cookie = *i as u64 + 1 + RESERVED;
+                let name = bytes::Bytes::copy_from_slice(name).into();
+                if !list.add(Entry { cookie, name, attrs: attrs? }) {
+                    return list.finish([0; 8], true);
+                }
             }
         }
         list.finish([0; 8], true)
+    }
+
+    /// Attributes of an entry of a directory above the exports.
+    async fn place_attrs(&self, at: usize, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
+        let attrs = match self.at_place(at).await {
+            Ok(Here::Above(at)) => Ok(self.above_attrs(at, wanted)),
+            Ok(here) if !self.is_accepted(&here) => Err(Nfsstat4::WRONGSEC),
+            Ok(Here::Object(o)) => match self.attrs(&o).await {
+                Ok(attrs) => self.object_attrs(&o, &attrs.attr, wanted).await,
+                Err(status) => Err(status),
+            },
+            Err(status) => Err(status),
+        };
+        match attrs {
+            Err(status) if wanted.has(attr::RDATTR_ERROR) => {
+                Ok(bare_entry(u64::from(self.r.table.place(at).number), wanted, status))
+            }
+            attrs => attrs,
+        }
     }
 }
 
