@@ -42,6 +42,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
@@ -217,7 +218,7 @@ impl Shared {
             work: Notify::new(),
             written: Notify::new(),
             ended: ends.stop.child_token(),
-            draining: ends.drain.clone(),
+            draining: ends.drain.child_token(),
             last_written: CancellationToken::new(),
             calls: Mutex::default(),
             // The type of a message distinguishes calls from replies, so these xids may equal the
@@ -386,6 +387,7 @@ impl Inbound {
         let limits = &self.global.limits;
         let mut records =
             record::Reader::new(Limits { record_max_bytes: limits.record_max_bytes, ..Limits::default() });
+        let mut draining = pin!(self.shared.draining.cancelled());
         // Memory of a long incoming record, with its announced length.
         let mut memory: Option<(usize, Grant)> = None;
         loop {
@@ -418,7 +420,7 @@ impl Inbound {
             };
             let read = tokio::select! {
                 read = read => read,
-                () = self.shared.draining.cancelled() => break,
+                () = &mut draining => break,
             };
             match read {
                 Ok(0) => return Err(Ended::Closed),
