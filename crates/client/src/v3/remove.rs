@@ -149,23 +149,7 @@ impl V3 {
             hidden => hidden?,
         };
         if let Some(hidden) = hidden {
-            let renamed = self.rename(cred, from, to).await;
-            let lost = match &renamed {
-                Ok(_) => true,
-                // The RENAME may have been executed before, when the server did not recognise the
-                // repetition.
-                Err(_) => {
-                    let now = self.lookup(cred, &policy, &to.0, &to.1).await;
-                    !matches!(now, Ok(Some(node)) if node.fh == fh)
-                }
-            };
-            if lost {
-                self.opens.hidden(&fh, &hidden);
-                self.gone(&fh, &hidden).await;
-            } else {
-                self.remove_hidden(&hidden).await;
-            }
-            return renamed;
+            return self.rename_over_linked(cred, from, to, (&fh, &hidden)).await;
         }
         // As the Linux client always does: the name is absent for a moment.
         let (_, hidden) = self.hide(cred, &fh, fileid, &to.0, &to.1).await?;
@@ -191,6 +175,33 @@ impl V3 {
                 name = ?to.1, hidden = ?hidden.name, error = %e,
                 "a rename failed, and its target keeps its hidden name"
             ),
+        }
+        renamed
+    }
+
+    /// Renames over an open file that has a hidden name beside the name that it loses.
+    async fn rename_over_linked(
+        &self,
+        cred: &Arc<Cred>,
+        from: &(Fh, Name),
+        to: &(Fh, Name),
+        (fh, hidden): (&Fh, &Silly),
+    ) -> Result<Moved> {
+        let renamed = self.rename(cred, from, to).await;
+        let lost = match &renamed {
+            Ok(_) => true,
+            // The RENAME may have been executed before, when the server did not recognise the
+            // repetition.
+            Err(_) => {
+                let now = self.lookup(cred, &Patience::policy(), &to.0, &to.1).await;
+                !matches!(now, Ok(Some(node)) if node.fh == *fh)
+            }
+        };
+        if lost {
+            self.opens.hidden(fh, hidden);
+            self.gone(fh, hidden).await;
+        } else {
+            self.remove_hidden(hidden).await;
         }
         renamed
     }

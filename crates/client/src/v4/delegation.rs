@@ -717,11 +717,8 @@ impl Core {
         let status = e.status();
         tracing::debug!(fh = ?taken.fh, ?status, "a delegation could not be returned");
         if status == Some(Nfsstat4::DELEG_REVOKED) {
-            let (core, stateid) = (self.clone(), taken.stateid.any_seqid());
-            tokio::spawn(async move {
-                let free = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid)]);
-                let _ = core.compound(&core.own_cx(), free).await;
-            });
+            let (core, stateid) = (self.clone(), taken.stateid);
+            tokio::spawn(async move { core.free_stateid(&stateid).await });
         }
         false
     }

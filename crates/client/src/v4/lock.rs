@@ -324,10 +324,7 @@ impl Core {
             freed
         };
         for stateid in freed {
-            let c = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid.any_seqid())]);
-            if let Err(f) = self.compound(&self.own_cx(), c).await {
-                tracing::debug!("FREE_STATEID: {}", Error::from(f));
-            }
+            self.free_stateid(&stateid).await;
         }
     }
 

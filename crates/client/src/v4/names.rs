@@ -459,13 +459,8 @@ impl Core {
         let mut answer = self.returning(cx, "RENAME", first, ops).await?;
         if let Some((file, silly)) = hide {
             match read_link(&mut answer) {
-                Err(e) if is_gone(e.status()) && replaced.is_some() => {
-                    // The replaced file has lost its name to another client.
-                    let found = self.leads_to(cx, to).await?;
-                    if found.as_ref() == replaced {
-                        return Err(e.into());
-                    }
-                    return Box::pin(self.rename(cx, from, to, found.as_ref(), RenameFlags::empty())).await;
+                Err(e) if is_gone(e.status()) => {
+                    return self.rename_over_other(cx, from, to, &file.fh, e).await;
                 }
                 Err(e) if is_no_link(e.status()) => {
                     // As the Linux client always does: the target name is absent for a moment.
@@ -504,6 +499,22 @@ impl Core {
                 }
             }
             Err(e) => Err(e),
+        }
+    }
+
+    /// Renames over the object that has the target name, when another client has taken that name
+    /// from the file `lost`. `e` is the answer about `lost`.
+    async fn rename_over_other(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        from: (&Fh, &Name),
+        to: (&Fh, &Name),
+        lost: &Fh,
+        e: OpError,
+    ) -> Answered<Moved> {
+        match self.leads_to(cx, to).await? {
+            Some(found) if found == *lost => Err(e.into()),
+            found => Box::pin(self.rename(cx, from, to, found.as_ref(), RenameFlags::empty())).await,
         }
     }
 

@@ -238,10 +238,18 @@ impl Core {
         }
         tracing::info!(fh = ?state.file.fh, "the server lost an open; opening the file again");
         // Frees the server's record of a revoked state, if it has one.
-        let free = Compound::new("FREE_STATEID", [Op::FreeStateid(used.any_seqid())]);
-        let _ = self.compound(&self.own_cx(), free).await;
+        self.free_stateid(used).await;
         // An ordinary call handles lost sessions itself.
         let _ = self.claim(&Via::Ordinary, state, Reclaim::Late).await;
+    }
+
+    /// Has the server free its record of a state (RFC 8881 section 18.38). The record harms nothing
+    /// when this fails.
+    pub async fn free_stateid(self: &Arc<Self>, stateid: &Stateid) {
+        let c = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid.any_seqid())]);
+        if let Err(f) = self.compound(&self.own_cx(), c).await {
+            tracing::debug!("FREE_STATEID: {}", Error::from(f));
+        }
     }
 
     /// Opens a file again that has local opens and was closed at the server.
@@ -294,8 +302,7 @@ impl Core {
                 }
                 if self.delegations.take_stateid(stateid).is_some() {
                     self.delegations.revoke_all();
-                    let free = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid.any_seqid())]);
-                    let _ = self.compound(&self.own_cx(), free).await;
+                    self.free_stateid(stateid).await;
                 }
             }
         }
