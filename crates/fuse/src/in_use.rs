@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -48,8 +48,6 @@ pub(crate) struct InUse {
     changed: Notify,
     /// This mount is removing the directory, or has removed it.
     dir_removed: AtomicBool,
-    /// Number of handles through which programs can store into a shared mapping.
-    mappable: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -57,6 +55,8 @@ struct Handles {
     open: usize,
     /// Number of handles that may be closed already.
     quiet: usize,
+    /// Number of handles through which a program can store into a shared mapping.
+    mappable: usize,
     /// Number of handles that the layer below is closing.
     closing: usize,
     /// Number of handles that the layer below has closed.
@@ -77,6 +77,8 @@ pub(crate) struct Quiet {
     now: AtomicBool,
     /// The kernel sends no FLUSH for the handle, so it may be closed at any time.
     untold: bool,
+    /// A program can store into a shared mapping through the handle.
+    mappable: bool,
 }
 
 impl InUse {
@@ -171,24 +173,18 @@ impl InUse {
     }
 
     /// Registers a handle. `told`: the kernel sends a FLUSH at each close.
-    pub fn opened(&self, told: bool) -> Quiet {
+    pub fn opened(&self, access: OpenAccess, told: bool) -> Quiet {
+        let mappable = access.contains(OpenAccess::READ | OpenAccess::WRITE);
         let mut handles = self.handles.lock();
         handles.open += 1;
         handles.quiet += usize::from(!told);
-        Quiet { now: AtomicBool::new(!told), untold: !told }
-    }
-
-    /// Registers the access of a handle, or its end.
-    pub fn note_access(&self, access: OpenAccess, begins: bool) {
-        if access.contains(OpenAccess::READ | OpenAccess::WRITE) {
-            let one = if begins { 1 } else { usize::MAX };
-            self.mappable.fetch_add(one, Ordering::Relaxed);
-        }
+        handles.mappable += usize::from(mappable);
+        Quiet { now: AtomicBool::new(!told), untold: !told, mappable }
     }
 
     /// Whether a program may have stored into a shared mapping of the file.
     pub fn may_be_mapped(&self) -> bool {
-        self.mappable.load(Ordering::Relaxed) > 0
+        self.handles.lock().mappable > 0
     }
 
     /// A descriptor of the handle was closed.
@@ -209,6 +205,7 @@ impl InUse {
             let mut handles = self.handles.lock();
             handles.quiet -= usize::from(handle.now.swap(false, Ordering::Relaxed));
             handles.open -= 1;
+            handles.mappable -= usize::from(handle.mappable);
             handles.closing += 1;
         }
         self.changed.notify_waiters();
@@ -274,7 +271,6 @@ impl Session {
         let fh = file.inode.fh();
         let mut close = std::pin::pin!(self.vfs.close(cx, &fh, file.open));
         let begun = std::future::poll_fn(|task| Poll::Ready(close.as_mut().poll(task))).await;
-        file.inode.in_use.note_access(file.access, false);
         file.inode.in_use.released(&file.quiet);
         let closed = match begun {
             Poll::Ready(closed) => closed,
@@ -298,7 +294,7 @@ impl Session {
             let how = OpenHow::existing(access);
             let Ok(opened) = self.vfs.open(&cx, PathRef::fh(&fh), &how).await else { continue };
             let (session, inode) = (self.clone(), inode.clone());
-            let quiet = inode.in_use.opened(false);
+            let quiet = inode.in_use.opened(access, false);
             self.aside(async move {
                 session.stale_retries.expected(inode.id).await;
                 // The open of the thread has ended.
@@ -327,7 +323,7 @@ mod tests {
     async fn removal_waits_for_a_release() {
         let file = InUse::default();
         assert_eq!(removal_ms(&file).await, 0);
-        let (told, other) = (file.opened(true), file.opened(true));
+        let (told, other) = (file.opened(OpenAccess::READ, true), file.opened(OpenAccess::READ, true));
         assert_eq!(removal_ms(&file).await, 0, "both are in use");
         file.flushed(&told);
         assert_eq!(removal_ms(&file).await, 0, "the other one is");
@@ -341,7 +337,7 @@ mod tests {
             file.released(&told);
         };
         assert_eq!(tokio::join!(removal_ms(&file), released).0, 3);
-        let untold = file.opened(false);
+        let untold = file.opened(OpenAccess::READ, false);
         file.used(&untold);
         assert_eq!(removal_ms(&file).await, 100);
         file.released(&untold);
@@ -352,7 +348,7 @@ mod tests {
     async fn empty_directory_waits_for_closes() {
         let file = InUse::default();
         assert!(file.closes_end().await);
-        let (closed, used) = (file.opened(true), file.opened(true));
+        let (closed, used) = (file.opened(OpenAccess::READ, true), file.opened(OpenAccess::READ, true));
         file.flushed(&closed);
         file.released(&closed);
         assert!(!file.closes_end().await, "the other one is in use");

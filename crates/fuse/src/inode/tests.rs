@@ -1,7 +1,7 @@
 //! Inodes: identity, validity and permissions, without a kernel.
 
 use super::*;
-use hither_vfs::{Name, Time};
+use hither_vfs::{Name, OpenAccess, Time};
 
 pub(crate) fn node(fh: &str, fileid: u64, kind: FileKind) -> Node {
     let attr = Attr {
@@ -49,7 +49,7 @@ fn forgotten_file_with_handle_keeps_inode() {
     let t = inodes();
     let (old, new) = (node("old", 5, FileKind::Regular), node("new", 5, FileKind::Regular));
     let first = t.remember(Some((1, &name("a"), Moment(0))), &old).unwrap();
-    let handle = first.in_use.opened(true);
+    let handle = first.in_use.opened(OpenAccess::READ, true);
     assert!(!t.forget(first.id, 1), "a handle is open");
     assert_eq!(t.remember(None, &old).unwrap().id, first.id);
     assert!(t.remember(None, &new).is_err(), "the kernel knows the first");

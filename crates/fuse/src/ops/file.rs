@@ -305,8 +305,7 @@ impl Call {
         }
         let brings_bytes = first.lock().is_some();
         let (watched, noted) = (inode.clone(), Mutex::new(noted));
-        let quiet = inode.in_use.opened(self.is_flushed(flags));
-        inode.in_use.note_access(access, true);
+        let quiet = inode.in_use.opened(access, self.is_flushed(flags));
         let appends = Appends::default();
         let file = OpenFile { inode, open, access, quiet, cred, first, committed, appends, noted };
         let id = self.session.files.add(file);

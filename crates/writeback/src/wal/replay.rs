@@ -12,7 +12,8 @@
 //! - Each byte in the journal's ranges is one of the journal's versions of that byte. A zero also
 //!   counts beyond the former end of the file, where no byte is known to have arrived.
 //!
-//! A file that ends where this client was about to truncate it is explained by that truncation.
+//! A file that ends where this client was about to truncate it is explained by that truncation. The
+//! journal's bytes beyond the end from before the truncation are dropped.
 //!
 //! The journal lacks the bytes that an overwrite was to replace. A file that still has some of them
 //! may have been written by another client. Under the option `exclusive` the user excludes other
