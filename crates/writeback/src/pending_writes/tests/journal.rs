@@ -72,6 +72,17 @@ impl Journaled {
         Self { s: Stack { dirty, gate, root }, memory, wal }
     }
 
+    /// Waits until the server has answered a number of WRITEs. The length of a file does not show
+    /// that: the last chunk can arrive before the first.
+    async fn answered(&self, writes: u64) {
+        until("the answers to WRITEs", async || self.s.dirty.stats().writes_out >= writes).await;
+    }
+
+    /// Waits until a kill would keep all records.
+    async fn noted(&self) {
+        self.wal.log().written(self.wal.log().last()).await.unwrap();
+    }
+
     fn bytes(&self) -> u64 {
         self.wal.stats().journal_bytes
     }
@@ -337,8 +348,8 @@ async fn close_keeps_journaled_bytes() {
     assert_eq!(j.s.below(&late.0).await, pattern(2, 100));
 }
 
-/// Waits, in real time, until a condition holds.
-async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+/// Waits until a condition holds. The threads of a journal take real time.
+pub(super) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     for _ in 0..60_000 {
         if holds().await {
             return;
@@ -651,7 +662,7 @@ async fn replay_starts_at_truncation() {
         let j = Journaled::new(WriteBackOptions { wsize_bytes: 1000, ..options(exclusive) }).await;
         let f = j.s.open("f").await;
         j.s.write(&f, 0, pattern(1, 3500)).await.unwrap();
-        until("three chunks arrive", async || j.s.below(&f.0).await.len() == 3000).await;
+        j.answered(3).await;
         j.s.resize(&f, 500).await.unwrap();
         j.s.gate.shut("write");
         j.s.write(&f, 500, pattern(9, 2500)).await.unwrap();

@@ -12,7 +12,7 @@ async fn two_chunks_with(options: WriteBackOptions) -> (Journaled, (Fh, OpenId))
     let j = Journaled::new(WriteBackOptions { wsize_bytes: 1000, ..options }).await;
     let f = j.s.open("f").await;
     j.s.write(&f, 0, pattern(1, 2000)).await.unwrap();
-    until("two chunks at the server", async || j.s.below(&f.0).await.len() == 2000).await;
+    j.answered(2).await;
     (j, f)
 }
 

@@ -21,6 +21,8 @@ async fn refused_write_explains_times() {
         j.s.gate.open_all();
         until("the state is read", async || j.s.gate.calls("getattr") >= looks + 2).await;
         until("the last attempt has ended", async || j.s.dirty.stats().writes_failed >= 2).await;
+        settle().await;
+        j.noted().await;
         let (outcome, kept) = j.crash(exclusive, async |_| {}).await;
         assert_eq!((outcome.files, kept.len()), (1, 0), "{errno} {exclusive}: {outcome:?}");
         assert_eq!(j.s.below(&f.0).await, pattern(1, 2500));
