@@ -58,7 +58,6 @@ pub(super) struct Pool {
 
 struct Shared {
     state: Mutex<State>,
-    work: Condvar,
     many_identities: bool,
     alive: Arc<Threads>,
     /// The journal. After each job, when the job holds no locks, [`Log::see_to`] has its records
@@ -69,7 +68,9 @@ struct Shared {
 struct State {
     jobs: Queue<Job>,
     threads: usize,
-    idle: usize,
+    /// Wakes the threads without work. The last one is woken first: its memory is in the caches,
+    /// and the others end.
+    idle: Vec<Arc<Condvar>>,
     closed: bool,
 }
 
@@ -107,9 +108,10 @@ impl Pool {
     /// A pool of at most `threads_max` threads. Without `many_identities` all jobs run with the
     /// identity of this process.
     pub fn new(threads_max: usize, many_identities: bool, journal: Weak<Log>) -> Self {
-        let state = State { jobs: Queue::new(threads_max.max(1)), threads: 0, idle: 0, closed: false };
-        let (state, work, alive) = (Mutex::new(state), Condvar::new(), Arc::default());
-        Self { shared: Arc::new(Shared { state, work, many_identities, alive, journal }) }
+        let state =
+            State { jobs: Queue::new(threads_max.max(1)), threads: 0, idle: Vec::new(), closed: false };
+        let (state, alive) = (Mutex::new(state), Arc::default());
+        Self { shared: Arc::new(Shared { state, many_identities, alive, journal }) }
     }
 
     /// The living threads of this pool. The set is kept up to date.
@@ -160,9 +162,12 @@ impl Pool {
             return Err(closed());
         }
         state.jobs.push(host, job);
-        if state.idle >= state.jobs.len() || state.threads == state.jobs.threads_max() {
+        if let Some(wake) = state.idle.pop() {
             drop(state);
-            self.shared.work.notify_one();
+            wake.notify_one();
+            return Ok(());
+        }
+        if state.threads == state.jobs.threads_max() {
             return Ok(());
         }
         let shared = self.shared.clone();
@@ -182,8 +187,11 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.state.lock().closed = true;
-        self.shared.work.notify_all();
+        let mut state = self.shared.state.lock();
+        state.closed = true;
+        for wake in state.idle.drain(..) {
+            wake.notify_one();
+        }
     }
 }
 
@@ -194,6 +202,7 @@ fn closed() -> Error {
 fn serve(shared: &Shared) {
     let _alive = shared.alive.enter();
     let mut worker = Worker::new(shared.many_identities);
+    let wake = Arc::new(Condvar::new());
     let mut state = shared.state.lock();
     loop {
         if let Some((host, job)) = state.jobs.pop() {
@@ -219,12 +228,12 @@ fn serve(shared: &Shared) {
         if state.closed {
             break;
         }
-        state.idle += 1;
+        state.idle.push(wake.clone());
         let are_many = IDLE_THREADS.fetch_add(1, Ordering::Relaxed) >= IDLE_MAX;
         let most = if are_many { IDLE_AMONG_MANY } else { IDLE };
-        let timed_out = shared.work.wait_for(&mut state, most).timed_out();
+        let timed_out = wake.wait_for(&mut state, most).timed_out();
         IDLE_THREADS.fetch_sub(1, Ordering::Relaxed);
-        state.idle -= 1;
+        state.idle.retain(|other| !Arc::ptr_eq(other, &wake));
         if timed_out && state.jobs.is_empty() {
             break;
         }

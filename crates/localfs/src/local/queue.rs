@@ -53,11 +53,6 @@ impl<T> Queue<T> {
         self.threads_max
     }
 
-    /// Number of waiting jobs.
-    pub fn len(&self) -> usize {
-        self.waiting
-    }
-
     /// Whether no job waits.
     pub fn is_empty(&self) -> bool {
         self.waiting == 0
@@ -181,7 +176,7 @@ mod tests {
         let mut queue = Queue::new(2);
         (0..10).for_each(|n| queue.push(None, n));
         queue.remove_last(None);
-        assert_eq!((queue.len(), run(&mut queue, 20, |_| MS)), (9, (0..9).collect()));
+        assert_eq!((queue.waiting, run(&mut queue, 20, |_| MS)), (9, (0..9).collect()));
         assert!(queue.is_empty() && queue.pop().is_none());
     }
 
@@ -191,7 +186,7 @@ mod tests {
         let mut queue = Queue::new(16);
         (0..40).for_each(|_| queue.push(host(1), 1));
         let running = std::iter::from_fn(|| queue.pop()).count();
-        assert_eq!((running, queue.len()), (14, 26));
+        assert_eq!((running, queue.waiting), (14, 26));
         queue.push(host(2), 2);
         queue.push(host(2), 2);
         assert_eq!(queue.pop(), Some((host(2), 2)));
