@@ -13,9 +13,10 @@
 //!
 //! Errors follow Linux's errseq. The file remembers an error of a background COMMIT or second
 //! write. Each open that existed at the error reports it once, at commit or close. Without such an
-//! open the next open reports it once. When the server *refuses* (no space, stale handle), the
-//! bytes are lost, as in Linux. When the server only does not answer (`soft`), the bytes are kept
-//! and the next commit tries again. A successful commit therefore never hides a loss.
+//! open the next open reports it once. When the server *refuses* (stale handle, no permission), the
+//! bytes are lost, as in Linux. When the server has no room or its disk fails, or when it does not
+//! answer (`soft`), the bytes are kept. The next commit sends them again. A successful commit
+//! therefore never hides a loss.
 //!
 //! Until lost data is written again, the server returns its state before the write.
 //! [`Uncommitted::overlay`] puts kept bytes over such reads. It uses only bytes from before the
@@ -82,7 +83,7 @@ pub struct WriteReply {
 /// Reason for a failed WRITE or COMMIT.
 #[derive(Debug, Clone)]
 pub enum Failure {
-    /// The server refused. The data is lost.
+    /// The server refused. Another attempt may succeed when a full disk has room again.
     Refused(Error),
     /// No answer within the mount's timeout. A later attempt may succeed.
     Unanswered(Error),
@@ -95,6 +96,11 @@ impl Failure {
             Failure::Refused(e) | Failure::Unanswered(e) => e,
         }
     }
+}
+
+/// Whether the server may accept the same bytes later.
+fn is_for_now(e: &Error) -> bool {
+    !e.is_lost && matches!(e.errno, libc::EIO | libc::ENOSPC | libc::EDQUOT)
 }
 
 /// Sends WRITE and COMMIT. The implementor retries while a server is down, busy (JUKEBOX, DELAY) or
@@ -246,7 +252,11 @@ impl Uncommitted {
     /// The server did not answer.
     pub async fn settle(&self, fh: &Fh) -> Result<()> {
         match self.known(fh) {
-            Some(file) => self.flush(&file).await.map_err(|f| f.error().clone()),
+            Some(file) => match self.flush(&file).await {
+                // Its cure may be the very operation.
+                Ok(()) | Err(Failure::Refused(_)) => Ok(()),
+                Err(Failure::Unanswered(e)) => Err(e),
+            },
             None => Ok(()),
         }
     }
@@ -569,8 +579,8 @@ impl Uncommitted {
         Ok((done as u64, attr))
     }
 
-    /// Commits the writes from before the call. A refusal is recorded with the file. A missing
-    /// answer is returned and leaves the log unchanged.
+    /// Commits the writes from before the call. A final refusal is recorded with the file. A
+    /// missing answer and a refusal for now are returned, and the bytes stay.
     async fn flush(&self, file: &Arc<File>) -> std::result::Result<(), Failure> {
         let target = file.log.lock().latest();
         let _turn = file.committing.lock().await;
@@ -585,6 +595,10 @@ impl Uncommitted {
                     for range in lost {
                         self.write_again(file, &plan, range, verifier, round >= STABLE_ROUND).await?;
                     }
+                }
+                Err(Failure::Refused(e)) if is_for_now(&e) => {
+                    self.update(file, |log| log.uncertain(plan.through));
+                    return Err(Failure::Refused(e));
                 }
                 Err(Failure::Refused(e)) => {
                     self.record_loss(file, e);
@@ -637,12 +651,12 @@ impl Uncommitted {
                         self.update(file, |log| log.wrote_stable(at, at + sent));
                         break;
                     }
-                    Err(Failure::Refused(e)) => {
+                    Err(Failure::Refused(e)) if !is_for_now(&e) => {
                         self.record_loss(file, e);
                         self.update(file, |log| log.wrote_stable(at, at + sent));
                         break;
                     }
-                    Err(silence) => return Err(silence),
+                    Err(kept) => return Err(kept),
                 }
             }
         }

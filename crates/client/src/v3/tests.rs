@@ -237,21 +237,47 @@ async fn lost_writes_are_written_again() {
     fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
 }
 
-/// The disk fills up between WRITE and COMMIT. fsync reports the error once, then close succeeds.
+/// The server refuses the bytes for good between WRITE and COMMIT. fsync reports the error once,
+/// then close succeeds.
 /// Promise: 3
 #[tokio::test(start_paused = true)]
 async fn late_errors_reach_the_program_once() {
+    let (server, fs, o) = refused_commit(Nfsstat3::ACCES).await;
+    assert_eq!(errno(fs.commit(&cx(), at(&o)).await), libc::EACCES);
+    fs.commit(&cx(), at(&o)).await.unwrap();
+    fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
+    assert_eq!(server.called(), ["WRITE", "COMMIT"]);
+}
+
+/// The disk fills up between WRITE and COMMIT. Each fsync reports that. When the disk has room, the
+/// next fsync sends the bytes again.
+/// Promise: 3
+#[tokio::test(start_paused = true)]
+async fn full_disk_at_commit_loses_nothing() {
+    let (server, fs, o) = refused_commit(Nfsstat3::NOSPC).await;
+    for _ in 0..2 {
+        assert_eq!(errno(fs.commit(&cx(), at(&o)).await), libc::ENOSPC);
+    }
+    server.script(|_, _| Act::Serve);
+    fs.commit(&cx(), at(&o)).await.unwrap();
+    fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
+    assert_eq!(server.called(), ["COMMIT", "WRITE", "COMMIT"]);
+    assert_eq!(server.content("a").unwrap(), b"x");
+}
+
+/// An open file with one written byte, at a server that refuses each COMMIT.
+async fn refused_commit(status: Nfsstat3) -> (Arc<Server>, V3, Opened) {
     let server = Server::new();
     let fs = hard(&server).await;
     server.put("a", b"");
     let o = open(&fs, "a").await.unwrap();
+    let refused = move || Reply3::Commit(Res::Err(status, WccData::default()));
+    server.script(move |call, _| match call {
+        Call3::Commit(_) => Act::Say(refused()),
+        _ => Act::Serve,
+    });
     fs.write(&cx(), at(&o), 0, data(b"x"), Stability::Unstable).await.unwrap();
-    let full = || Reply3::Commit(Res::Err(Nfsstat3::NOSPC, WccData::default()));
-    server
-        .script(move |call, _| if matches!(call, Call3::Commit(_)) { Act::Say(full()) } else { Act::Serve });
-    assert_eq!(errno(fs.commit(&cx(), at(&o)).await), libc::ENOSPC);
-    fs.commit(&cx(), at(&o)).await.unwrap();
-    fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
+    (server, fs, o)
 }
 
 /// Times and modes are set after all writes are stable, because a later second write would need the

@@ -19,6 +19,11 @@ const COPY_BELOW_BYTES: usize = 256 << 10;
 /// Approximate memory of an entry beside its bytes, for the bound on memory.
 const ENTRY_OVERHEAD_BYTES: u64 = 192;
 
+/// An epoch before all others.
+const BEFORE: u64 = u64::MAX;
+/// The verifier of no server: RFC 8881 section 18.3.3 lets servers use the time of their start.
+const NEVER: Verifier = [0xff; 8];
+
 /// Bytes of a file that the server may still lose.
 #[derive(Debug, Clone)]
 pub(super) struct UncommittedWrite {
@@ -126,6 +131,16 @@ impl Log {
         let stable = |k: &UncommittedWrite| k.seq <= plan.through && k.verifier == verifier;
         self.retain(|k| !stable(k));
         self.ranges(|k| k.seq <= plan.through)
+    }
+
+    /// Records that the server refused a COMMIT for now. It may have lost the writes up to
+    /// `through`, so they are written again, whatever verifier the next COMMIT returns.
+    pub fn uncertain(&mut self, through: u64) {
+        for kept in self.kept.values_mut().filter(|k| k.seq <= through) {
+            uncount(&mut self.epochs, kept.epoch);
+            *self.epochs.entry(BEFORE).or_default() += 1;
+            (kept.verifier, kept.epoch) = (NEVER, BEFORE);
+        }
     }
 
     /// Forgets all writes up to `through`.

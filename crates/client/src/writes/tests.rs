@@ -343,13 +343,13 @@ async fn write_error_reaches_each_open() {
     let writes = Uncommitted::new(server.clone(), LIMITS);
     let (a, b) = (writes.opened(&fh()), writes.opened(&fh()));
     write(&writes, 0, 10).await.unwrap();
-    server.state.lock().refuse = Some(libc::ENOSPC);
-    assert_eq!(writes.commit(&cx(), &fh(), Some(&a)).await.unwrap_err().errno, libc::ENOSPC);
+    server.state.lock().refuse = Some(libc::ESTALE);
+    assert_eq!(writes.commit(&cx(), &fh(), Some(&a)).await.unwrap_err().errno, libc::ESTALE);
     server.state.lock().refuse = None;
     writes.commit(&cx(), &fh(), Some(&a)).await.expect("a was told");
     let c = writes.opened(&fh());
     writes.close(&cx(), &fh(), c).await.expect("c came after somebody was told");
-    assert_eq!(writes.close(&cx(), &fh(), b).await.unwrap_err().errno, libc::ENOSPC);
+    assert_eq!(writes.close(&cx(), &fh(), b).await.unwrap_err().errno, libc::ESTALE);
     writes.close(&cx(), &fh(), a).await.unwrap();
     assert_eq!(writes.kept_bytes(), 0);
     assert!(writes.files.lock().is_empty());
@@ -362,15 +362,49 @@ async fn next_open_reports_unseen_error() {
     let server = Server::new(1, 0);
     let writes = Uncommitted::new(server.clone(), LIMITS);
     write(&writes, 0, 10).await.unwrap();
-    server.state.lock().refuse = Some(libc::EIO);
+    server.state.lock().refuse = Some(libc::EACCES);
     writes.reconnected();
     while writes.kept_bytes() > 0 {
         tokio::task::yield_now().await;
     }
     server.state.lock().refuse = None;
     let open = writes.opened(&fh());
-    assert_eq!(writes.commit(&cx(), &fh(), Some(&open)).await.unwrap_err().errno, libc::EIO);
+    assert_eq!(writes.commit(&cx(), &fh(), Some(&open)).await.unwrap_err().errno, libc::EACCES);
     writes.close(&cx(), &fh(), open).await.unwrap();
+}
+
+/// A server that has no room, or whose disk fails, may have lost the bytes of a refused COMMIT.
+/// Reads show them, and the next commit writes them again, whether or not the verifier has changed.
+/// The last close reports bytes that the server does not take.
+/// Promise: 3
+#[tokio::test]
+async fn bytes_of_refused_commit_are_sent_again() {
+    for (errno, forgets) in
+        [libc::ENOSPC, libc::EDQUOT, libc::EIO].into_iter().flat_map(|e| [(e, true), (e, false)])
+    {
+        let server = Server::new(1, 0);
+        let writes = Uncommitted::new(server.clone(), LIMITS);
+        let open = writes.opened(&fh());
+        write(&writes, 0, 10).await.unwrap();
+        let refuse = |errno| server.state.lock().refuse = errno;
+        for _ in 0..2 {
+            refuse(Some(errno));
+            assert_eq!(writes.commit(&cx(), &fh(), Some(&open)).await.unwrap_err().errno, errno);
+            writes.settle(&fh()).await.expect("a refusal does not fail the next call");
+            refuse(None);
+        }
+        if forgets {
+            server.state.lock().pending.clear();
+        }
+        let empty = Read { data: Data::default(), eof: true };
+        assert_eq!(writes.overlay(&fh(), 0, 10, empty).data.len(), 10);
+        writes.commit(&cx(), &fh(), Some(&open)).await.unwrap();
+        assert_eq!((server.state.lock().stable.len(), writes.kept_bytes()), (10, 0), "{errno} {forgets}");
+        write(&writes, 0, 10).await.unwrap();
+        refuse(Some(errno));
+        assert_eq!(writes.close(&cx(), &fh(), open).await.unwrap_err().errno, errno);
+        assert_eq!(writes.kept_bytes(), 0);
+    }
 }
 
 /// With `soft` a missing answer fails the commit and keeps the bytes. The next commit may succeed,
