@@ -411,7 +411,8 @@ pub struct ServeArgs {
     /// Seconds without a write after which the write lease of a silent NQNFS client ends
     #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "nqnfs", value_parser = clap::value_parser!(u64).range(1..=300))]
     pub nqnfs_write_slack: u64,
-    /// Directory for state that a restart must not lose; default: /var/lib/hither/serve-PORT
+    /// Directory for state that a restart must not lose; default: /var/lib/hither/serve-PORT, or
+    /// ~/.local/state/hither/serve-PORT without root
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// A file or block device in which stable writes become durable first, many clients' writes by

@@ -35,6 +35,8 @@ const MAX_REQUEST_BYTES: u64 = 32 << 10;
 const MAX_REPLY_BYTES: u64 = 512 << 20;
 /// Longest wait for an answer. A working daemon answers from memory.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Time for a mount to show that it has no daemon.
+const PROBE_WITHIN: Duration = Duration::from_secs(1);
 /// Longest wait for a client that reads its reply.
 const SEND_WITHIN: Duration = Duration::from_secs(60);
 
@@ -261,7 +263,13 @@ async fn converse(mut stream: tokio::net::UnixStream, answer: Answer) -> io::Res
 pub fn ask(daemon: &Daemon, what: Ask) -> Result<serde_json::Value, Failure> {
     let dir = &daemon.dir;
     let stream = connect(&daemon.socket, dir, || {
-        if daemon.is_mount {
+        if daemon.is_mount && has_daemon(dir) {
+            format!(
+                "the mount {dir} works, but its control socket {} is missing here: ask from the system \
+                 where it was mounted, or mount it again",
+                daemon.socket.display()
+            )
+        } else if daemon.is_mount {
             format!("the daemon of {dir} has gone: unmount it (hither umount {dir}) and mount it again")
         } else {
             format!("no daemon answers questions about {dir}: start it again (hither daemon)")
@@ -295,6 +303,16 @@ pub fn ask_at(path: &Path, server: &str, what: Ask) -> Result<serde_json::Value,
 /// Whether a process listens on the socket at `path`, as far as the user may know.
 pub fn answers(path: &Path) -> bool {
     UnixStream::connect(path).map_or_else(|e| e.kind() == io::ErrorKind::PermissionDenied, |_| true)
+}
+
+/// Whether a daemon serves the mount at `dir`. A daemon whose server is silent does not answer.
+fn has_daemon(dir: &str) -> bool {
+    let (dir, (answer, answered)) = (PathBuf::from(dir), std::sync::mpsc::channel());
+    std::thread::spawn(move || {
+        let gone = std::fs::metadata(dir).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
+        answer.send(gone)
+    });
+    answered.recv_timeout(PROBE_WITHIN) != Ok(true)
 }
 
 fn connect(path: &Path, whose: &str, gone: impl FnOnce() -> String) -> Result<UnixStream, Failure> {

@@ -305,7 +305,7 @@ pub async fn connect(
     fit: impl Fn() -> Result<(), Missed>,
 ) -> Result<Client, Failure> {
     let until = Instant::now() + job.wanted.retry();
-    let mut pause = PAUSE_MIN;
+    let mut grown = PAUSE_MIN;
     let mut told = false;
     loop {
         let tried = match fit() {
@@ -317,7 +317,9 @@ pub async fn connect(
             Err(Missed::Never(failure)) => return Err(failure),
             Err(Missed::Now(failure)) => failure,
         };
-        if Instant::now() + pause > until {
+        // The last attempt is at the end of the time.
+        let pause = grown.min(until.saturating_duration_since(Instant::now()));
+        if pause.is_zero() {
             return Err(failure);
         }
         if !told {
@@ -326,7 +328,7 @@ pub async fn connect(
             told = true;
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        grown = (grown * 2).min(PAUSE_MAX);
     }
 }
 

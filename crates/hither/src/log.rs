@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -48,13 +49,20 @@ impl Log {
     }
 }
 
+/// The filter of a level, or of a list with levels of parts. A word alone is a level: as the name
+/// of a part, it would silence all others.
+fn filter(level: &str) -> Option<EnvFilter> {
+    let is_level = |word: &str| word.rsplit('=').next().is_some_and(|l| l.parse::<LevelFilter>().is_ok());
+    level.split(',').all(is_level).then(|| EnvFilter::try_new(level).ok()).flatten()
+}
+
 /// Sets up logging for the whole process.
 ///
 /// # Errors
 /// The level is invalid, or the file cannot be opened.
 pub fn init(args: &LogArgs, place: LogDestination) -> Result<Log, Failure> {
     let level = args.level.as_deref().unwrap_or(if args.verbose { "debug" } else { "info" });
-    let filter = EnvFilter::try_new(level).map_err(|_| {
+    let filter = filter(level).ok_or_else(|| {
         Failure::usage(format!(
             "--log-level '{level}' is no level: use error, warn, info, debug or trace, or PART=LEVEL,..."
         ))
@@ -215,7 +223,13 @@ mod tests {
 
     #[test]
     fn a_wrong_level_is_refused() {
-        let args = LogArgs { level: Some("hither=loud".into()), ..LogArgs::default() };
-        assert_eq!(init(&args, LogDestination::Foreground).map(|_| ()).unwrap_err().code, 1);
+        for level in ["hither=loud", "loud", "wran", "info,loud", "", "info,", "="] {
+            let args = LogArgs { level: Some(level.into()), ..LogArgs::default() };
+            let refused = init(&args, LogDestination::Foreground).map(|_| ()).unwrap_err();
+            assert_eq!(refused.code, 1, "{level}");
+        }
+        for level in ["error", "WARN", "off", "info,hither_rpc=debug", "hither=trace"] {
+            assert!(filter(level).is_some(), "{level}");
+        }
     }
 }

@@ -132,10 +132,14 @@ fn find<'a>(mounts: &'a [Mount], dir: &Path) -> Result<&'a Mount, Failure> {
 fn explain(e: Errno, mount: &Mount) -> Failure {
     let point = mount.point.display();
     match e {
+        Errno::BUSY if let Some(inner) = mount_inside(mount) => Failure::mount(format!(
+            "{point} is busy: {} is mounted inside it: unmount that first, or use --lazy",
+            inner.display()
+        )),
         Errno::BUSY => {
             let users = users_of(&mount.point);
             let used = match users.len() {
-                0 => String::new(),
+                0 => String::from(", used by a program that is not visible here"),
                 n if n > MAX_NAMED => {
                     format!(", used by {} and {} more", users[..MAX_NAMED].join(", "), n - MAX_NAMED)
                 }
@@ -147,6 +151,12 @@ fn explain(e: Errno, mount: &Mount) -> Failure {
         Errno::INVAL => Failure::mount(format!("{point} is not mounted any more")),
         e => Failure::mount(format!("{point}: {e}")),
     }
+}
+
+/// A mount point below this mount.
+fn mount_inside(mount: &Mount) -> Option<PathBuf> {
+    let mut mounts = mountinfo::read().ok()?.into_iter();
+    mounts.find(|m| m.point != mount.point && m.point.starts_with(&mount.point)).map(|m| m.point)
 }
 
 /// Processes with their working directory, root, program or open files on the mount, as

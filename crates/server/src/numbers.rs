@@ -16,6 +16,7 @@ use twox_hash::XxHash3_64;
 
 /// Name of the file in the state directory.
 const FILE: &str = "export-numbers";
+const CURE: &str = "restore the file, or remove it, after which clients must mount again";
 
 /// A number computed from a path. The same path always gives the same number.
 pub fn number_of(path: &[u8]) -> u64 {
@@ -44,7 +45,7 @@ impl Numbers {
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(numbers),
-            Err(e) => return Err(e),
+            Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}; {CURE}", path.display()))),
         };
         for line in text.lines() {
             let entry = line.split_once(' ').and_then(|(number, path)| {
@@ -55,7 +56,7 @@ impl Numbers {
                 *number < NUMBERS && !numbers.taken.contains(number) && !numbers.by_path.contains_key(path)
             };
             let Some((path, number)) = entry.filter(|(path, number)| is_new(path, number)) else {
-                let why = format!("{FILE}: damaged line '{line}'; remove the file, and mount again");
+                let why = format!("{}: damaged line '{line}'; {CURE}", path.display());
                 return Err(io::Error::new(ErrorKind::InvalidData, why));
             };
             numbers.add(&path, number);
