@@ -16,22 +16,29 @@ pub struct Error {
     /// The caller's credential could not be used, so the server did not judge the call. A later
     /// attempt may succeed, with any errno.
     pub is_unproven: bool,
+    /// A lock that the call relied on was lost. No later attempt may succeed, with any errno.
+    pub is_lost: bool,
 }
 
 impl Error {
     /// An expected failure that the errno describes completely.
     pub fn new(errno: i32) -> Self {
-        Self { errno, why: None, is_unproven: false }
+        Self { errno, why: None, is_unproven: false, is_lost: false }
     }
 
     /// A failure that is logged with a reason.
     pub fn because(errno: i32, why: impl Into<Cow<'static, str>>) -> Self {
-        Self { errno, why: Some(why.into()), is_unproven: false }
+        Self { why: Some(why.into()), ..Self::new(errno) }
     }
 
     /// A call that the server did not judge, because the caller's credential could not be used.
     pub fn unproven(errno: i32, why: impl Into<Cow<'static, str>>) -> Self {
         Self { is_unproven: true, ..Self::because(errno, why) }
+    }
+
+    /// `EIO` of a call that relied on a lost lock.
+    pub fn lost(why: impl Into<Cow<'static, str>>) -> Self {
+        Self { is_lost: true, ..Self::because(libc::EIO, why) }
     }
 
     /// Level at which the failure is logged. Common answers (no such file, not permitted) are

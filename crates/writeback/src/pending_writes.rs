@@ -394,20 +394,22 @@ impl WriteBack {
 
 /// Whether another attempt would get the same refusal.
 pub(crate) fn is_final(e: &hither_vfs::Error) -> bool {
-    !e.is_unproven
-        && matches!(
-            e.errno,
-            libc::EACCES
-                | libc::EBADF
-                | libc::EFBIG
-                | libc::EINVAL
-                | libc::EISDIR
-                | libc::ENOENT
-                | libc::ENXIO
-                | libc::EPERM
-                | libc::EROFS
-                | libc::ESTALE
-        )
+    if e.is_lost || e.is_unproven {
+        return e.is_lost;
+    }
+    matches!(
+        e.errno,
+        libc::EACCES
+            | libc::EBADF
+            | libc::EFBIG
+            | libc::EINVAL
+            | libc::EISDIR
+            | libc::ENOENT
+            | libc::ENXIO
+            | libc::EPERM
+            | libc::EROFS
+            | libc::ESTALE
+    )
 }
 
 impl std::fmt::Debug for WriteBack {

@@ -449,6 +449,7 @@ impl Wire {
 fn failure(f: Fail) -> Failure {
     match f {
         Fail::Nfs(_) => Failure::Refused(f.into()),
+        Fail::Final(e) if e.is_lost => Failure::Refused(e),
         f @ (Fail::Garbled | Fail::Final(_)) => Failure::Unanswered(f.into()),
     }
 }

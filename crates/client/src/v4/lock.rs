@@ -47,8 +47,18 @@ pub(crate) struct LockInner {
     pub ranges: Ranges,
     /// The locks are decided in the client. The server does not know them.
     pub here: bool,
-    /// A lock could not be recovered: until the owner unlocks, I/O fails.
-    pub lost: bool,
+    /// The ranges that could not be recovered. Until the owner unlocks them, I/O fails.
+    pub lost: Ranges,
+}
+
+impl LockInner {
+    /// Marks all ranges as lost.
+    pub fn lose(&mut self) {
+        self.here = false;
+        for (range, kind) in std::mem::take(&mut self.ranges).iter() {
+            self.lost.lock(range, kind);
+        }
+    }
 }
 
 impl LockState {
@@ -266,11 +276,11 @@ impl Core {
         loop {
             let stateid = {
                 let mut inner = lock.inner.lock();
-                if range.start_bytes == 0 && range.end_bytes == u64::MAX {
-                    inner.lost = false;
-                }
+                // The server may have a part of the locks that count as lost.
+                let is_locked = !inner.ranges.is_free(range) || !inner.lost.is_free(range);
+                inner.lost.unlock(range);
                 match inner.stateid {
-                    Some(stateid) if !inner.ranges.is_free(range) => stateid,
+                    Some(stateid) if is_locked => stateid,
                     _ => {
                         inner.ranges.unlock(range);
                         return Ok(());
@@ -315,7 +325,9 @@ impl Core {
             inner.locks.retain(|_, lock| {
                 // A concurrent LOCK holds a clone.
                 let lock_inner = lock.inner.lock();
-                let idle = lock_inner.ranges.is_empty() && !lock_inner.lost && Arc::strong_count(lock) == 1;
+                let idle = lock_inner.ranges.is_empty()
+                    && lock_inner.lost.is_empty()
+                    && Arc::strong_count(lock) == 1;
                 if idle {
                     freed.extend(lock_inner.stateid);
                 }

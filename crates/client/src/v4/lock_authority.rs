@@ -197,6 +197,11 @@ impl FileInner {
         self.states.values().any(|s| s.inner.lock().locks.values().any(|l| !l.inner.lock().ranges.is_empty()))
     }
 
+    /// Whether a lock was lost that its owner has not released.
+    pub fn has_lost_locks(&self) -> bool {
+        self.states.values().any(|s| s.inner.lock().locks.values().any(|l| !l.inner.lock().lost.is_empty()))
+    }
+
     /// Takes a lock in the client. False when a conflicting lock is held.
     pub fn take_lock(
         &self,
@@ -240,7 +245,7 @@ impl FileInner {
             let Some(lock) = state.locks.get(&owner) else { continue };
             lock.release(range);
             let inner = lock.inner.lock();
-            let idle = inner.ranges.is_empty() && !inner.lost && inner.stateid.is_none();
+            let idle = inner.ranges.is_empty() && inner.lost.is_empty() && inner.stateid.is_none();
             drop(inner);
             if idle {
                 state.locks.remove(&owner);
@@ -255,16 +260,13 @@ impl LockState {
         let mut inner = self.inner.lock();
         inner.ranges.unlock(range);
         inner.here &= !inner.ranges.is_empty();
-        inner.lost &= range != ALL;
+        inner.lost.unlock(range);
     }
 
     /// Marks a lock as lost: I/O fails until its owner unlocks.
     pub fn lose(&self, fh: &Fh, why: &str) {
         tracing::warn!(?fh, "a lock was lost: {why}");
-        let mut inner = self.inner.lock();
-        inner.lost = true;
-        inner.here = false;
-        inner.ranges.clear();
+        self.inner.lock().lose();
     }
 }
 
@@ -418,7 +420,7 @@ impl Core {
         let mut inner = lock.inner.lock();
         inner.here = false;
         // The delegation was found lost in between.
-        if inner.lost {
+        if !inner.lost.is_empty() {
             Err(Error::because(libc::EIO, "the delegation was lost before").into())
         } else {
             Ok(())

@@ -64,11 +64,6 @@ impl Ranges {
     pub fn iter(&self) -> impl Iterator<Item = (FileRange, LockKind)> + '_ {
         self.0.iter().copied()
     }
-
-    /// Forgets all locks.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
 }
 
 #[cfg(test)]

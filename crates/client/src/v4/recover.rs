@@ -346,14 +346,27 @@ impl Core {
                 Claimed::NotOpen | Claimed::TooLate => {}
             }
         }
+        self.tell_lost_locks(file);
         Ok(())
+    }
+
+    /// Has the layers above drop the bytes of a file with a lost lock, unsent ones included: reads
+    /// and writes get the error from now on.
+    fn tell_lost_locks(&self, file: &FileState) {
+        if file.inner.lock().has_lost_locks() {
+            self.delegations.changed_here(&file.fh);
+        }
     }
 
     /// Reclaims the open and the locks of `state`. Locks under the client's authority stay as they
     /// are.
     async fn claim(self: &Arc<Self>, via: &Via, state: &Arc<OpenState>, how: Reclaim) -> Result<(), Need> {
         match self.claim_open(via, state, how).await? {
-            Claimed::Open { unchanged } => self.claim_locks(via, state, how, unchanged, true).await,
+            Claimed::Open { unchanged } => {
+                self.claim_locks(via, state, how, unchanged, true).await?;
+                self.tell_lost_locks(&state.file);
+                Ok(())
+            }
             Claimed::TooLate | Claimed::NotOpen => Ok(()),
         }
     }

@@ -580,9 +580,8 @@ impl OpenState {
                 if lock.here {
                     return true;
                 }
-                lock.lost |= !lock.ranges.is_empty();
-                lock.ranges.clear();
-                lock.lost
+                lock.lose();
+                !lock.lost.is_empty()
             });
         }
     }
@@ -609,7 +608,8 @@ impl OpenState {
     /// else that of the open. Sequence number 0 means "current".
     ///
     /// # Errors
-    /// `EIO` when the open or a lock was lost.
+    /// `EIO` when the open or a lock was lost. After the loss of a lock, the error is final:
+    /// another client may have changed the bytes that the lock protected.
     pub fn io_stateid(&self) -> Result<Stateid, Error> {
         let inner = self.inner.lock();
         if let Some(lost) = &inner.lost {
@@ -619,8 +619,8 @@ impl OpenState {
         let mut owners = 0;
         for lock in inner.locks.values() {
             let lock = lock.inner.lock();
-            if lock.lost {
-                return Err(Error::because(libc::EIO, "a lock on this file was lost"));
+            if !lock.lost.is_empty() {
+                return Err(Error::lost("a lock on this file was lost"));
             }
             if !lock.here && !lock.ranges.is_empty() {
                 locked = lock.stateid;

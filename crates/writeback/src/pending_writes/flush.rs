@@ -405,6 +405,19 @@ impl WriteBack {
         })
     }
 
+    /// Drops the bytes of an open that a full server did not take before the release of a lock. A
+    /// later attempt could overwrite bytes of the next holder. A journal keeps them: a program may
+    /// have been told that they are safe.
+    pub(super) async fn keep_nothing_unlocked(&self, file: &File, open: Option<OpenId>, e: &Error) {
+        let (Some(open), None, libc::ENOSPC | libc::EDQUOT) = (open, &self.wal, e.errno) else { return };
+        let dropped = self.abandon(file, open).await;
+        if dropped > 0 {
+            Counters::add(&self.counters.bytes_dropped, dropped);
+            file.state.lock().errors.record(e.clone());
+            self.report_loss(file, Some(dropped), e);
+        }
+    }
+
     /// Handles the age of a file that lost a name. A file with another name is sent like any other.
     async fn age_unless_nameless(self: Arc<Self>, file: Arc<File>) {
         let open = file.state.lock().errors.first_open();

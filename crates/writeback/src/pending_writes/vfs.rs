@@ -633,7 +633,9 @@ impl Vfs for WriteBack {
         let (this, own, open) = (self.this(), RequestContext::new(cx.cred.clone()), file.open);
         detached(cx, async move {
             // A later fsync or close returns the error. The lock must not stay because of it.
-            let _ = this.flush(&delayed, Reason::Order, false).await;
+            if let Err(e) = this.flush(&delayed, Reason::Order, false).await {
+                this.keep_nothing_unlocked(&delayed, open, &e).await;
+            }
             this.below.unlock(&own, File { fh: &delayed.fh, open }, owner, range).await
         })
         .await

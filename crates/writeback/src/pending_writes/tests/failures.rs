@@ -2,6 +2,9 @@
 
 use super::gate::Verdict;
 use super::*;
+use hither_vfs::{FileRange, LockKind, LockOwner, LockWait};
+
+const OWNER: LockOwner = LockOwner { id: 1, flock: false };
 
 fn errno<T: std::fmt::Debug>(outcome: Result<T>) -> i32 {
     outcome.unwrap_err().errno
@@ -205,4 +208,31 @@ async fn unsent_bytes_fail_dependent_calls() {
     s.gate.fail("write", 0);
     assert_eq!(s.dirty.copy(&cx(), from, 0, to, 0, 100).await.unwrap(), 100);
     assert_eq!(s.below(&g.0).await, pattern(1, 100));
+}
+
+/// Bytes that a full server did not take before the release of a lock are not sent later: the next
+/// holder may have changed them. The program gets the error.
+/// Promise: 3, 17
+#[tokio::test(start_paused = true)]
+async fn released_lock_keeps_no_refused_bytes() {
+    for errno in [libc::ENOSPC, libc::EDQUOT] {
+        let s = Stack::new(WriteBackOptions::default()).await;
+        let (f, other) = (s.open("f").await, s.open("other").await);
+        let at = At { fh: &f.0, open: Some(f.1) };
+        let all = FileRange { start_bytes: 0, end_bytes: u64::MAX };
+        s.dirty.lock(&cx(), at, OWNER, LockKind::Write, all, LockWait::No).await.unwrap();
+        s.write(&f, 0, pattern(2, 100)).await.unwrap();
+        s.write(&other, 0, pattern(4, 100)).await.unwrap();
+        s.gate.fail("write", errno);
+        s.dirty.unlock(&cx(), at, OWNER, all).await.unwrap();
+        s.gate.fail("write", 0);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(s.below(&f.0).await.len(), 0, "{errno}");
+        assert_eq!(s.commit(&f).await.unwrap_err().errno, errno);
+        assert_eq!(s.below(&other.0).await, pattern(4, 100), "other files are kept");
+        s.write(&f, 0, pattern(3, 100)).await.unwrap();
+        s.commit(&f).await.unwrap();
+        assert_eq!(s.below(&f.0).await, pattern(3, 100));
+        assert_eq!(s.dirty.stats().bytes_dropped, 100);
+    }
 }

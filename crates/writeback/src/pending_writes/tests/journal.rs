@@ -72,8 +72,7 @@ impl Journaled {
         Self { s: Stack { dirty, gate, root }, memory, wal }
     }
 
-    /// Waits until the server has answered a number of WRITEs. The length of a file does not show
-    /// that: the last chunk can arrive before the first.
+    /// Waits for answers. The length of a file does not show them: the last chunk can be first.
     async fn answered(&self, writes: u64) {
         until("the answers to WRITEs", async || self.s.dirty.stats().writes_out >= writes).await;
     }
