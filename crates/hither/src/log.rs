@@ -52,7 +52,8 @@ impl Log {
 /// The filter of a level, or of a list with levels of parts. A word alone is a level: as the name
 /// of a part, it would silence all others.
 fn filter(level: &str) -> Option<EnvFilter> {
-    let is_level = |word: &str| word.rsplit('=').next().is_some_and(|l| l.parse::<LevelFilter>().is_ok());
+    let is_named = |level: &str| !level.is_empty() && level.parse::<LevelFilter>().is_ok();
+    let is_level = |word: &str| word.rsplit('=').next().is_some_and(is_named);
     level.split(',').all(is_level).then(|| EnvFilter::try_new(level).ok()).flatten()
 }
 
@@ -61,7 +62,9 @@ fn filter(level: &str) -> Option<EnvFilter> {
 /// # Errors
 /// The level is invalid, or the file cannot be opened.
 pub fn init(args: &LogArgs, place: LogDestination) -> Result<Log, Failure> {
-    let level = args.level.as_deref().unwrap_or(if args.verbose { "debug" } else { "info" });
+    let usual = if args.verbose { "debug" } else { "info" };
+    // An empty variable of the environment counts as none.
+    let level = args.level.as_deref().filter(|level| !level.is_empty()).unwrap_or(usual);
     let filter = filter(level).ok_or_else(|| {
         Failure::usage(format!(
             "--log-level '{level}' is no level: use error, warn, info, debug or trace, or PART=LEVEL,..."
@@ -223,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_wrong_level_is_refused() {
-        for level in ["hither=loud", "loud", "wran", "info,loud", "", "info,", "="] {
+        for level in ["hither=loud", "loud", "wran", "info,loud", "info,", "="] {
             let args = LogArgs { level: Some(level.into()), ..LogArgs::default() };
             let refused = init(&args, LogDestination::Foreground).map(|_| ()).unwrap_err();
             assert_eq!(refused.code, 1, "{level}");

@@ -520,7 +520,7 @@ fn thousands_of_exports_start_soon() {
             common::wait_for("the exports", 60, || gateway.said().contains(some));
             (gateway, began.elapsed())
         };
-        let (one, _) = start(3048, &format!("127.0.0.1:{top}e1"), "serving");
+        let (mut one, _) = start(3048, &format!("127.0.0.1:{top}e1"), "serving");
         let start_all = || start(3049, "127.0.0.1:/*", "4984 more exports");
         let (mut all, mut time) = start_all();
         for _ in 1..3 {
@@ -543,6 +543,8 @@ fn thousands_of_exports_start_soon() {
         assert_eq!(fs::read_to_string(mnt.join("e4999/f")).unwrap(), "4999");
         umount(&mnt);
         assert!(time.as_secs() < 5 && each_bytes <= 20_000);
+        // The next gateways have the same ports.
+        assert_eq!((one.stop(), all.stop()), (0, 0));
     }
     // The kernel allows a user 128 queues of notifications.
     let files = fs::read_dir(format!("/proc/{}/fd", origin.pid())).unwrap().map(|fd| fd.unwrap().path());
