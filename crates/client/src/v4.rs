@@ -493,6 +493,7 @@ impl Vfs for V4 {
         let fh = file.fh.clone();
         let (_caller, call) = self.core.files.late_locks.call(&fh, owner);
         detached!(self, cx, |core, _own| async {
+            core.writes().releasing(&fh);
             let unlocked = core.unlock(&fh, owner, range).await;
             drop(call);
             unlocked

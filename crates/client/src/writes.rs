@@ -261,6 +261,16 @@ impl Uncommitted {
         }
     }
 
+    /// Forgets bytes of a refused COMMIT before the release of a lock. Sent again, they could
+    /// overwrite the bytes of the next holder. The next commit or close reports the loss.
+    pub fn releasing(&self, fh: &Fh) {
+        let Some(file) = self.known(fh) else { return };
+        if self.update(&file, Log::drop_uncertain) {
+            let why = "the server refused these bytes before the release of their lock";
+            self.record_loss(&file, Error::because(libc::EIO, why));
+        }
+    }
+
     /// Ends an open: commits and reports errors. The last close forgets bytes that could not be
     /// written.
     ///

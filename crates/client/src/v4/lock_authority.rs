@@ -28,7 +28,7 @@
 use super::call::Compound;
 use super::core::{Core, going_away};
 use super::fail::{Answered, Fail, is_state_lost};
-use super::lock::LockState;
+use super::lock::{LockInner, LockState};
 use super::recover::{Reclaim, Via};
 use super::state::{FileInner, FileState, OpenState, wire_fh};
 use hither_proto::nfs4::{LockType, Nfsstat4, Op};
@@ -194,12 +194,16 @@ impl FileInner {
 
     /// Whether any owner holds a lock.
     fn is_locked(&self) -> bool {
-        self.states.values().any(|s| s.inner.lock().locks.values().any(|l| !l.inner.lock().ranges.is_empty()))
+        self.any_lock(|lock| !lock.ranges.is_empty())
+    }
+
+    fn any_lock(&self, is: impl Fn(&LockInner) -> bool) -> bool {
+        self.states.values().any(|s| s.inner.lock().locks.values().any(|l| is(&l.inner.lock())))
     }
 
     /// Whether a lock was lost that its owner has not released.
     pub fn has_lost_locks(&self) -> bool {
-        self.states.values().any(|s| s.inner.lock().locks.values().any(|l| !l.inner.lock().lost.is_empty()))
+        self.any_lock(|lock| !lock.lost.is_empty())
     }
 
     /// Takes a lock in the client. False when a conflicting lock is held.

@@ -19,7 +19,7 @@ const COPY_BELOW_BYTES: usize = 256 << 10;
 /// Approximate memory of an entry beside its bytes, for the bound on memory.
 const ENTRY_OVERHEAD_BYTES: u64 = 192;
 
-/// An epoch before all others.
+/// The epoch of no connection.
 const BEFORE: u64 = u64::MAX;
 /// The verifier of no server: RFC 8881 section 18.3.3 lets servers use the time of their start.
 const NEVER: Verifier = [0xff; 8];
@@ -141,6 +141,13 @@ impl Log {
             *self.epochs.entry(BEFORE).or_default() += 1;
             (kept.verifier, kept.epoch) = (NEVER, BEFORE);
         }
+    }
+
+    /// Forgets the writes of refused COMMITs. Returns whether there were any.
+    pub fn drop_uncertain(&mut self) -> bool {
+        let before = self.kept.len();
+        self.retain(|k| k.epoch != BEFORE);
+        self.kept.len() < before
     }
 
     /// Forgets all writes up to `through`.

@@ -407,6 +407,34 @@ async fn bytes_of_refused_commit_are_sent_again() {
     }
 }
 
+/// Bytes of a refused COMMIT are not sent after the release of a lock, and the next commit says so.
+/// Other bytes stay.
+/// Promise: 3, 17
+#[tokio::test]
+async fn released_lock_keeps_no_uncertain_bytes() {
+    let server = Server::new(1, 0);
+    let writes = Uncommitted::new(server.clone(), LIMITS);
+    let open = writes.opened(&fh());
+    write(&writes, 0, 10).await.unwrap();
+    writes.releasing(&fh());
+    assert!(writes.kept_bytes() > 0, "the server has refused nothing");
+    server.state.lock().refuse = Some(libc::ENOSPC);
+    assert_eq!(writes.commit(&cx(), &fh(), Some(&open)).await.unwrap_err().errno, libc::ENOSPC);
+    writes.releasing(&fh());
+    assert_eq!(writes.kept_bytes(), 0);
+    let sent = {
+        let mut s = server.state.lock();
+        s.refuse = None;
+        s.pending.clear();
+        s.writes
+    };
+    assert_eq!(writes.commit(&cx(), &fh(), Some(&open)).await.unwrap_err().errno, libc::EIO);
+    writes.commit(&cx(), &fh(), Some(&open)).await.unwrap();
+    writes.close(&cx(), &fh(), open).await.unwrap();
+    let s = server.state.lock();
+    assert_eq!((s.writes, s.stable.len()), (sent, 0));
+}
+
 /// With `soft` a missing answer fails the commit and keeps the bytes. The next commit may succeed,
 /// and then the data is stable.
 /// Promise: 3

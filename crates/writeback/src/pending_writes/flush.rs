@@ -408,7 +408,7 @@ impl WriteBack {
     /// Drops the bytes of an open that a full server did not take before the release of a lock. A
     /// later attempt could overwrite bytes of the next holder. A journal keeps them: a program may
     /// have been told that they are safe.
-    pub(super) async fn keep_nothing_unlocked(&self, file: &File, open: Option<OpenId>, e: &Error) {
+    pub(super) async fn give_up_refused(&self, file: &File, open: Option<OpenId>, e: &Error) {
         let (Some(open), None, libc::ENOSPC | libc::EDQUOT) = (open, &self.wal, e.errno) else { return };
         let dropped = self.abandon(file, open).await;
         if dropped > 0 {

@@ -634,7 +634,7 @@ impl Vfs for WriteBack {
         detached(cx, async move {
             // A later fsync or close returns the error. The lock must not stay because of it.
             if let Err(e) = this.flush(&delayed, Reason::Order, false).await {
-                this.keep_nothing_unlocked(&delayed, open, &e).await;
+                this.give_up_refused(&delayed, open, &e).await;
             }
             this.below.unlock(&own, File { fh: &delayed.fh, open }, owner, range).await
         })
