@@ -278,19 +278,28 @@ fn data_waits_for_usable_ticket() {
             } else {
                 format!("echo closed > {dir}/closed;")
             };
+            let steps = tempfile::tempdir().unwrap();
+            fs::set_permissions(steps.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+            let (written, renewed) = (steps.path().join("written"), steps.path().join("renewed"));
             let script = format!(
-                "exec 3>> {dir}/open; echo data >&3; {closed} sleep 8; sync {dir}/open; \
-                 echo more >&3 || echo more >&3; sync {dir}/open"
+                "exec 3>> {dir}/open; echo data >&3; {closed} touch {}; \
+                 while [ ! -e {} ]; do sleep 0.1; done; sleep 2; sync {dir}/open; \
+                 echo more >&3 || echo more >&3; sync {dir}/open",
+                written.display(),
+                renewed.display(),
             );
             let Server::Hither(serve) = &mut server else { unreachable!() };
             let said = std::thread::scope(|s| {
                 let work = s.spawn(|| alice.sh(&script));
-                pause(500);
+                while !written.exists() && !work.is_finished() {
+                    pause(20);
+                }
                 alice.sh("kdestroy").ok();
                 serve.kill();
                 serve.serve();
                 pause(4_000);
                 kdc.kinit(&alice, "1h", |program| Command::new(program));
+                fs::write(&renewed, "").unwrap();
                 work.join().unwrap()
             });
             assert_eq!(said.code, 0, "{shown}: {said:?}");

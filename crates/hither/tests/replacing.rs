@@ -277,9 +277,23 @@ fn file_is_replaced_under_readers() {
             let what = format!("{mount}, {way:?}, {replaced} replaced, {opened} opened");
             println!("{what}: {:?}", faults.0.lock().unwrap());
             faults.none(&what);
-            fs::remove_dir_all(&dir).unwrap();
+            remove_tree(&dir, &what);
         }
     });
+}
+
+/// Removes a directory whose files are all closed.
+#[track_caller]
+fn remove_tree(dir: &Path, what: &str) {
+    let names =
+        || -> Vec<_> { fs::read_dir(dir).into_iter().flatten().map(|e| e.map(|e| e.file_name())).collect() };
+    if let Err(e) = fs::remove_dir_all(dir) {
+        let now = names();
+        common::pause(2_000);
+        let later = names();
+        let again = fs::remove_dir(dir);
+        panic!("{what}: {e}; it held {now:?}, later {later:?}; rmdir again: {again:?}");
+    }
 }
 
 /// Replaces the program `c` until a file `stop` exists. `$0` is the writer's own name.
