@@ -34,7 +34,8 @@
 //! by a timer with growing pauses. The close of the open that wrote them drops the bytes and
 //! returns the error. Each open of the file gets an error once, at its next write, fsync or close.
 //! An fsync whose own attempt fails always returns the error. While bytes are kept after an error,
-//! writes fail with the same error and take no bytes, so that a full server looks full.
+//! writes fail with the same error and take no bytes, so that a full server looks full. Where the
+//! server judged nothing, each write tries again first, because the ticket may work by now.
 //!
 //! **Journal** ([`WriteBack::with_journal`]). A write is acknowledged when a journal on the local
 //! disk has it. The record leaves the journal when the server has the bytes on stable storage. See

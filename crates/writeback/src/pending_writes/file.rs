@@ -104,6 +104,13 @@ pub(super) struct Failing {
     pub retry_at: Instant,
 }
 
+impl Failing {
+    /// Whether writes fail without another attempt. A ticket that was renewed counts at once.
+    pub fn pauses(&self, now: Instant) -> bool {
+        now < self.retry_at && !self.error.is_unproven
+    }
+}
+
 /// The known state of a file's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Names {

@@ -67,7 +67,7 @@ impl WriteBack {
                     })
                     .await?;
                 }
-                Room::Failing(failing) if Instant::now() < failing.retry_at => return Err(failing.error),
+                Room::Failing(failing) if failing.pauses(Instant::now()) => return Err(failing.error),
                 Room::Failing(_) => {
                     drop(gate);
                     patient(cx, self.flush_bytes(file, Reason::Pressure, false)).await?;

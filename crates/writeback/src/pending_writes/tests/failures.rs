@@ -94,6 +94,27 @@ async fn full_server_keeps_open_file_bytes() {
     assert_eq!(s.dirty.stats().bytes_dropped, 0);
 }
 
+/// A write succeeds as soon as a ticket of its user works again, during any pause.
+/// Promise: 21c
+#[tokio::test(start_paused = true)]
+async fn write_with_new_ticket_succeeds() {
+    let s = Stack::new(WriteBackOptions::default()).await;
+    let f = s.open("f").await;
+    s.gate.fail("write", libc::EKEYEXPIRED);
+    s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    for _ in 0..5 {
+        assert_eq!(errno(s.commit(&f).await), libc::EACCES);
+        assert_eq!(errno(s.write(&f, 100, pattern(2, 100)).await), libc::EACCES);
+    }
+    s.gate.fail("write", 0);
+    // The open gets the error of the last attempt, and then no other.
+    let _ = s.write(&f, 100, pattern(2, 100)).await;
+    s.write(&f, 100, pattern(2, 100)).await.unwrap();
+    s.commit(&f).await.unwrap();
+    assert_eq!(s.below(&f.0).await, [pattern(1, 100), pattern(2, 100)].concat());
+    s.close(&f).await.unwrap();
+}
+
 /// An fsync sends kept bytes at once, during any pause.
 #[tokio::test(start_paused = true)]
 async fn fsync_tries_kept_bytes_again() {

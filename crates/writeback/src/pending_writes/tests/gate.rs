@@ -138,7 +138,8 @@ impl Gate {
         self.state.lock().calls.values().sum()
     }
 
-    /// Fails calls of a kind. 0 ends that. `mtime`: all attributes sent with a modification time.
+    /// Fails calls of a kind. 0 ends that. `EKEYEXPIRED`: the server judges nothing. `mtime`: all
+    /// attributes sent with a modification time.
     pub fn fail(&self, op: &'static str, errno: i32) {
         self.state.lock().fail.insert(op, errno);
     }
@@ -230,6 +231,7 @@ impl Gate {
         let mut s = self.state.lock();
         *s.waiting.entry(op).or_default() -= 1;
         match s.fail.get(op) {
+            Some(&libc::EKEYEXPIRED) => Err(Error::unproven(libc::EACCES, "no ticket works")),
             Some(&errno) if errno != 0 => Err(Error::new(errno)),
             _ => {
                 s.log.push(op.to_owned());
