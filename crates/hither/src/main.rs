@@ -46,19 +46,7 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The number of mimalloc's option `purge_delay` in libmimalloc-sys 0.1.49, in milliseconds.
-const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
-
-/// Makes the allocator return freed memory to the kernel after 10 ms. By default it keeps the
-/// memory for 10 s, so a server used up to three times its limit. Without a delay, a READ of 1 MiB
-/// takes twice the time.
-fn return_freed_memory() {
-    // SAFETY: no other thread runs yet.
-    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, 1) }
-}
-
 fn main() -> ExitCode {
-    return_freed_memory();
     let mut args = std::env::args_os();
     let called = args.next().unwrap_or_default();
     let called = Path::new(&called).file_name().map(|name| name.to_string_lossy().into_owned());

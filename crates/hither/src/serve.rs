@@ -89,13 +89,14 @@ async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -
     let metrics = bind_metrics(args).await?;
     // Watching starts before the mounts are read, so that no change is missed.
     let mounts = nested::Changes::new().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
+    let is_local = gateway.is_none();
     let gateway = tokio::select! {
         gateway = connect(gateway, state_dir.as_deref()) => gateway?,
         () = end.received() => return Err(Failure::interrupted()),
     };
     let origins_changed = gateway.as_ref().map(Gateway::changed).unwrap_or_default();
     let (mut served, table) = load(Served::new(args, state_dir.clone(), gateway)?).await;
-    let limits = limits(args);
+    let limits = limits(args, is_local);
     let running = Running::start(args, limits, security, table?, &mut served)?;
     let reporter = Arc::new(Reporter {
         server: running.server.clone(),
@@ -301,14 +302,18 @@ async fn reload_tls(acceptor: &Arc<Acceptor>) {
     }
 }
 
-fn limits(args: &ServeArgs) -> ServerLimits {
+/// Limits of the server. Calls of local directories occupy processors. Calls of a gateway wait for
+/// its origins.
+fn limits(args: &ServeArgs, is_local: bool) -> ServerLimits {
+    let processors = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
     ServerLimits {
         record_max_bytes: args.max_io as usize + (64 << 10),
+        large_calls_max: if is_local { processors } else { usize::MAX },
         ..memory_limits(args.max_memory as usize, args.max_connections as usize)
     }
 }
 
-/// Divides `max_mib` of memory. The program itself needs about 30 MiB. The allocator keeps freed
+/// Divides `max_mib` of memory. The program itself needs about 20 MiB. The allocator keeps freed
 /// buffers for ten milliseconds, which at memory speed is about 20 MiB. A connection has a
 /// buffer of 16 KiB and its tasks. Calls and replies get the rest.
 fn memory_limits(max_mib: usize, connections_max: usize) -> ServerLimits {

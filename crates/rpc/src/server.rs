@@ -53,6 +53,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 pub use tls::{Tls, TlsFiles, Transport};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use turns::Turns;
@@ -75,6 +76,9 @@ const STALLED: Duration = Duration::from_secs(1);
 const RELIEF_PART: usize = 8;
 /// A call counts against its address's calls in progress for this time.
 const HOST_TURN: Duration = Duration::from_secs(1);
+/// A call counts against [`ServerLimits::large_calls_max`] for this time. A call that takes longer
+/// waits for a disk, a lock or another server.
+const LARGE_TURN: Duration = Duration::from_millis(10);
 
 /// A program of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,6 +171,9 @@ pub struct ServerLimits {
     /// client do not crowd out others. Each call counts for a second at most. Further calls are not
     /// read yet. An eighth is reserved for connections that recently used little time.
     pub host_calls_max: usize,
+    /// Most calls with large replies that execute at once, so that they do not occupy the
+    /// processors. Each call counts for ten milliseconds at most. Further calls wait.
+    pub large_calls_max: usize,
     /// Most connections. One address may have half of them. A new connection beyond the limit ends
     /// the connection that has been idle longest.
     pub connections_max: usize,
@@ -185,6 +192,7 @@ impl Default for ServerLimits {
             record_max_bytes: (1 << 20) + (64 << 10),
             calls_max: 128,
             host_calls_max: 256,
+            large_calls_max: usize::MAX,
             connections_max: 4096,
             memory_max_bytes: 512 << 20,
             queued_max_bytes: 8 << 20,
@@ -211,6 +219,8 @@ pub(crate) struct Global {
     /// The contexts of RPCSEC_GSS, if it is offered.
     gss: Option<Arc<GssAcceptor>>,
     budget: Arc<Budget>,
+    /// Permits for calls with large replies.
+    large: Arc<Semaphore>,
     /// When stalled connections were last ended.
     relieved: Mutex<Option<Instant>>,
     next_id: AtomicU64,
@@ -274,6 +284,7 @@ impl Acceptor {
                 limits.memory_max_bytes,
                 limits.queued_max_bytes.max(limits.memory_max_bytes / RELIEF_PART),
             ),
+            large: Arc::new(Semaphore::new(limits.large_calls_max.clamp(1, Semaphore::MAX_PERMITS))),
             limits,
             relieved: Mutex::default(),
             next_id: AtomicU64::new(1),

@@ -17,6 +17,8 @@ const BLOCKING_MAX: usize = hither_fuse::BLOCKING_THREADS_MAX + hither_cache::da
 const OPEN_FILES: u64 = 1 << 20;
 /// The kernel's maximum of open files for a process.
 const OPEN_FILES_MAX: &str = "/proc/sys/fs/nr_open";
+/// The number of mimalloc's option `purge_delay` in libmimalloc-sys 0.1.49, in milliseconds.
+const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 /// Prepares this process. A failed step is ignored.
 pub fn prepare() {
@@ -31,6 +33,21 @@ pub fn prepare() {
         tracing::debug!("oom_score_adj: {e}");
     }
     io_flusher();
+    use_little_memory();
+}
+
+/// Makes the allocator return freed memory to the kernel after 10 ms. By default it keeps the
+/// memory for 10 s, so a server used up to three times its limit. Without a delay, a READ of 1 MiB
+/// takes twice the time.
+///
+/// Huge pages are off: the allocator asks for them, and one small buffer that stays in use keeps
+/// 2 MiB. With them, a server with unread listings used twice its limit.
+fn use_little_memory() {
+    // SAFETY: the option is an integer, and this process has no other thread yet.
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, 1) }
+    if let Err(e) = rustix::thread::disable_transparent_huge_pages(true) {
+        tracing::debug!("PR_SET_THP_DISABLE: {e}");
+    }
 }
 
 /// When memory is short, the kernel must not make this process wait for dirty pages of its own

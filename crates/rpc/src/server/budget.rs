@@ -12,6 +12,7 @@
 //! replies can hold memory. While calls wait, `Global::relieve` ends connections without progress,
 //! the largest first.
 
+use super::LARGE_TURN;
 use super::turns::Turn;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -19,7 +20,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, sleep};
 
 /// A reply up to this size is small. Each accepted call gets this much memory for its future while
@@ -247,6 +248,8 @@ pub struct Room(Arc<Mutex<CallResources>>, Arc<super::Global>);
 struct CallResources {
     grant: Option<Grant>,
     turn: Option<Turn>,
+    /// The permit of a call with a large reply.
+    large: Option<OwnedSemaphorePermit>,
     /// The time for which the call waited before it was handed to the service.
     waited_before: Duration,
     /// The time for which it waited since, for the memory of its reply.
@@ -264,6 +267,7 @@ impl Room {
         let resources = CallResources {
             grant: Some(grant),
             turn: Some(turn),
+            large: None,
             waited_before: waited,
             waited_since: Duration::ZERO,
         };
@@ -283,8 +287,8 @@ impl Room {
         resources.waited_before + resources.waited_since
     }
 
-    /// Waits until there is memory for a reply of `bytes`. The service calls it once, before it
-    /// executes the call.
+    /// Waits until there is memory for a reply of `bytes`, and until few other calls with large
+    /// replies execute. The service calls it once, before it executes the call.
     pub async fn expect(&self, bytes: usize) {
         let Some(bytes) = bytes.checked_sub(SMALL_BYTES).filter(|&bytes| bytes > 0) else { return };
         let (own, account) = {
@@ -308,6 +312,26 @@ impl Room {
         if let Some(grant) = &mut self.0.lock().grant {
             grant.absorb(more);
         }
+        if bytes > LARGE_BYTES {
+            self.wait_for_large().await;
+        }
+    }
+
+    /// Waits for a permit for a call with a large reply. The permit ends with the call, and after
+    /// [`LARGE_TURN`].
+    async fn wait_for_large(&self) {
+        let began = Instant::now();
+        let permit = self.1.large.clone().acquire_owned().await;
+        {
+            let mut resources = self.0.lock();
+            resources.waited_since += began.elapsed();
+            resources.large = permit.ok();
+        }
+        let room = self.clone();
+        tokio::spawn(async move {
+            sleep(LARGE_TURN).await;
+            drop(room.0.lock().large.take());
+        });
     }
 
     /// Releases the turn of the address.
@@ -317,8 +341,11 @@ impl Room {
 
     /// Runs after the call was executed. Returns the memory of the reply and releases the rest.
     pub(super) fn finish(&self, reply_bytes: usize) -> Option<Grant> {
-        self.end_turn();
-        let mut grant = self.0.lock().grant.take();
+        let mut grant = {
+            let mut resources = self.0.lock();
+            drop((resources.turn.take(), resources.large.take()));
+            resources.grant.take()
+        };
         if let Some(grant) = &mut grant {
             grant.shrink_to(reply_bytes);
         }

@@ -1,4 +1,4 @@
-//! A test service with eight procedures, with clients that behave and clients that misbehave.
+//! A test service with nine procedures, with clients that behave and clients that misbehave.
 
 use super::*;
 use hither_proto::record;
@@ -17,12 +17,14 @@ const PROG: u32 = 400_000;
 /// Procedures: 0 does nothing. 1 waits until 2 is called. 2 releases one call of 1. 3 panics. 4
 /// returns as many bytes as the argument says. 5 calls the client. 6 uses the only worker for a
 /// millisecond. 7 returns the bytes of a pipe and a word after them. 8 calls the client and does
-/// not wait for the answer.
+/// not wait for the answer. 9 is 1 with memory for as many bytes as the argument says.
 #[derive(Default)]
 struct Echo {
     work: tokio::sync::Mutex<()>,
     gate: Notify,
     running: AtomicU32,
+    /// Calls of 9 that have their memory.
+    begun: AtomicU32,
     closed: AtomicU32,
     /// Milliseconds for which the last call of 2 had waited.
     waited_ms: AtomicU32,
@@ -103,6 +105,13 @@ impl Service for Echo {
                         }
                     });
                     tokio::task::yield_now().await;
+                    Outcome::Done(Enc::new())
+                }
+                9 => {
+                    let len = call.args.first_chunk().map_or(0, |b| u32::from_be_bytes(*b)) as usize;
+                    call.room.expect(len).await;
+                    self.begun.fetch_add(1, Relaxed);
+                    self.gate.notified().await;
                     Outcome::Done(Enc::new())
                 }
                 _ => Outcome::ProcUnavail,
@@ -456,6 +465,35 @@ async fn slow_calls_give_their_turn_back() {
         assert_eq!(other.stat().await, AcceptStat::Success);
     }
     assert!(begun.elapsed() <= 3 * HOST_TURN, "{:?}", begun.elapsed());
+}
+
+/// Few calls with large replies execute at once. One that waits for a disk or another server counts
+/// for [`LARGE_TURN`] only. Small calls do not wait for them.
+/// Promise: S7
+#[tokio::test(start_paused = true)]
+async fn large_calls_take_turns() {
+    const LARGE: [u8; 4] = (200_u32 << 10).to_be_bytes();
+    let (acceptor, service) = acceptor(ServerLimits { large_calls_max: 2, ..ServerLimits::default() });
+    let (mut large, mut small) = (Wire::new(&acceptor), Wire::new(&acceptor));
+    for xid in 0..7 {
+        large.ask(xid, 3, 9, &LARGE).await;
+    }
+    let begun = Instant::now();
+    small.ask(1, 3, 9, &1000_u32.to_be_bytes()).await;
+    let passed = |time| tokio::time::sleep_until(begun + time);
+    passed(LARGE_TURN / 2).await;
+    assert_eq!(service.begun.load(Relaxed), 3, "two large calls, and the small one");
+    passed(LARGE_TURN * 3 / 2).await;
+    assert_eq!(service.begun.load(Relaxed), 5);
+    // The end of a call is the end of its turn. The first waiters ended their turns before.
+    for _ in 0..4 {
+        service.gate.notify_one();
+    }
+    passed(LARGE_TURN * 8 / 5).await;
+    assert_eq!(service.begun.load(Relaxed), 6);
+    passed(LARGE_TURN * 14 / 5).await;
+    assert_eq!(service.begun.load(Relaxed), 8);
+    service.gate.notify_waiters();
 }
 
 /// A program has many connections with slow calls. Another program at the same address is answered
