@@ -328,6 +328,17 @@ impl Hints {
         uses::of(tid)
     }
 
+    /// The name that the thread's call makes, when the call fails if the name exists.
+    ///
+    /// # Errors
+    /// As [`Hints::purpose`].
+    pub fn made_name(&self, tid: u32) -> Result<Option<Bytes>, Missed> {
+        if !self.purpose(tid)?.makes {
+            return Ok(None);
+        }
+        self.last_parts_if(tid, |_| true).map(|mut parts| parts.pop())
+    }
+
     fn last_parts_if(&self, tid: u32, fits: impl Fn(u64) -> bool) -> Result<SmallVec<[Bytes; 2]>, Missed> {
         let _reading = self.reading()?;
         let caller = Caller::open(tid)?;

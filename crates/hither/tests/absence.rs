@@ -247,3 +247,72 @@ fn page_open_batches_directories() {
         m.unmount();
     }
 }
+
+/// Ways to make a name that fail if the name exists.
+const WAYS: [&str; 6] = ["open", "mkdir", "symlink", "link", "mknod", "rename"];
+
+/// Makes a name in one of [`WAYS`]. `spare` is another file in the same directory.
+fn make(way: &str, at: &Path, spare: &Path) -> std::io::Result<()> {
+    use rustix::fs::{CWD, FileType, Mode, RenameFlags, linkat, mknodat, renameat_with};
+    match way {
+        "open" => fs::File::options().write(true).create_new(true).open(at).map(drop),
+        "mkdir" => fs::create_dir(at),
+        "symlink" => std::os::unix::fs::symlink("target", at),
+        "link" => Ok(linkat(CWD, spare, CWD, at, rustix::fs::AtFlags::empty())?),
+        "mknod" => Ok(mknodat(CWD, at, FileType::Fifo, Mode::RUSR, 0)?),
+        _ => Ok(renameat_with(CWD, spare, CWD, at, RenameFlags::NOREPLACE)?),
+    }
+}
+
+/// A call that makes a name finds out that another client has removed the name. So a lock that is a
+/// file or a directory is free when its holder has removed it.
+/// Promise: 8
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn removed_names_can_be_made() {
+    let mut server: Option<(&str, Server)> = None;
+    for (kind, options) in CASES {
+        if server.as_ref().is_none_or(|(running, _)| *running != kind) {
+            drop(server.take());
+            server = Some((kind, Server::start(kind)));
+        }
+        let [a, b] = ["a", "b"].map(|name| server.as_ref().unwrap().1.mount(options, name));
+        let root = format!("made {}", options.replace(['=', ',', ':'], " "));
+        fs::create_dir_all(a.path(&format!("{root}/deep"))).unwrap();
+        // The kernel keeps no names of a directory that not everybody may search.
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(a.path(&format!("{root}/deep")), fs::Permissions::from_mode(0o700)).unwrap();
+        // The absence of names that were never looked up.
+        pause(LIMIT.as_millis() as u64);
+        let mut wrong = Vec::new();
+        let dirs = [root.clone(), format!("{root}/deep")];
+        let mut names: Vec<_> = dirs.iter().flat_map(|dir| WAYS.map(|way| (dir, way))).collect();
+        let name = |(dir, way): (&String, &str)| format!("{dir}/{way}");
+        let spare = |(dir, way): (&String, &str), who: &Mount| who.path(&format!("{dir}/for {way}"));
+        names.retain(|&one| {
+            fs::write(spare(one, &a), "").unwrap();
+            match make(one.1, &a.path(&name(one)), &spare(one, &a)) {
+                // No rename of this server can spare a file.
+                Err(e) if one.1 == "rename" && e.kind() == ErrorKind::InvalidInput => false,
+                made => made.map(|()| true).unwrap(),
+            }
+        });
+        // The second mount looks the names up, tries to make them, and keeps them.
+        pause(LIMIT.as_millis() as u64);
+        for &one in &names {
+            fs::symlink_metadata(b.path(&name(one))).unwrap();
+            fs::write(spare(one, &b), "").unwrap();
+            let refused = make(one.1, &b.path(&name(one)), &spare(one, &b)).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::AlreadyExists, "{kind} {options}: {}", name(one));
+        }
+        for &one in &names {
+            let gone = if one.1 == "mkdir" { fs::remove_dir } else { fs::remove_file };
+            gone(a.path(&name(one))).unwrap();
+            if let Err(e) = make(one.1, &b.path(&name(one)), &spare(one, &b)) {
+                wrong.push(format!("{kind} {options}: {}: {e}", name(one)));
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+        [a, b].into_iter().for_each(Mount::unmount);
+    }
+}

@@ -3,7 +3,7 @@
 
 use super::Missed;
 use super::caller::{self, SystemCall};
-use super::calls::{Purpose, shape};
+use super::calls::{Purpose, makes_last, renames, shape};
 
 /// The use of the last name of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -18,6 +18,8 @@ pub(crate) struct Use {
     pub executes: bool,
     /// The call follows a symbolic link.
     pub follows: bool,
+    /// The call makes the name, and fails if it exists.
+    pub makes: bool,
 }
 
 impl Use {
@@ -52,16 +54,21 @@ fn of_call(call: &SystemCall, how: &dyn Fn(usize) -> Option<u64>) -> Use {
     };
     let connects =
         matches!(number, libc::SYS_connect | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg);
-    let follows = match opens {
-        Some(flags) => {
-            let exclusive = libc::O_CREAT | libc::O_EXCL;
-            flags & libc::O_NOFOLLOW == 0 && flags & exclusive != exclusive
+    let exclusive = libc::O_CREAT | libc::O_EXCL;
+    let makes = match opens {
+        Some(flags) => flags & exclusive == exclusive,
+        None if renames(call.number) => {
+            number == libc::SYS_renameat2 && arg(4) & u64::from(libc::RENAME_NOREPLACE) != 0
         }
+        None => makes_last(call.number),
+    };
+    let follows = match opens {
+        Some(flags) => flags & libc::O_NOFOLLOW == 0 && !makes,
         None => !connects && follows(number, &arg),
     };
     let doubtful = matches!(purpose, Some(Purpose::OpenHow(_)));
     let executes = matches!(number, libc::SYS_execve | libc::SYS_execveat);
-    Use { opens, doubtful, connects, executes, follows }
+    Use { opens, doubtful, connects, executes, follows, makes }
 }
 
 /// Whether a call without an open follows a symbolic link at the end of its path.
@@ -136,6 +143,13 @@ mod tests {
         }
         assert!(used(libc::SYS_execve, [0; 6]).opens_file() && !used(libc::SYS_statx, [0; 6]).opens_file());
         assert!(used(libc::SYS_execve, [0; 6]).follows && used(libc::SYS_chdir, [0; 6]).follows);
+        let replaces = |flags: u32| !used(libc::SYS_renameat2, [0, 0, 0, 0, flags.into(), 0]).makes;
+        assert!(replaces(0) && replaces(libc::RENAME_EXCHANGE) && !replaces(libc::RENAME_NOREPLACE));
+        for number in [libc::SYS_mkdirat, libc::SYS_mknodat, libc::SYS_symlinkat, libc::SYS_linkat] {
+            assert!(used(number, [0; 6]).makes, "{number}");
+        }
+        assert!(openat(libc::O_CREAT | libc::O_EXCL).makes && !openat(libc::O_CREAT).makes);
+        assert!(!used(libc::SYS_unlinkat, [0; 6]).makes && !used(libc::SYS_renameat, [0; 6]).makes);
         let connect = used(libc::SYS_connect, [0; 6]);
         assert_eq!((connect.connects, connect.follows, connect.opens), (true, false, None));
     }

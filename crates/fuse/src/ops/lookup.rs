@@ -174,7 +174,12 @@ impl Call {
         }
         let at = PathRef::name(&fh, name);
         if let Some(trail) = vfs.peek(&cx, at) {
-            return self.found(dir, name, &trail, asked).await;
+            // A call that makes the name fails if the name exists. Another client may have removed
+            // it.
+            if since.is_some() || trail.steps.is_empty() || !self.makes(name).await {
+                return self.found(dir, name, &trail, asked).await;
+            }
+            cx.fresh_since = cx.fresh_since.max(Some(self.pending.started));
         }
         if self.session.is_strict(dir) {
             // A thread that repeats a call cannot be distinguished from one that is still in the

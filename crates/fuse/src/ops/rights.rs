@@ -12,8 +12,8 @@
 //! protected names protect the caller itself from other users.
 
 use super::Call;
-use crate::hint::Missed;
 use crate::hint::uses::Use;
+use crate::hint::{Hints, Missed};
 use crate::inode::Inode;
 use hither_vfs::{Access, Attr, Error, FileKind, Name, Node, Result};
 use parking_lot::Mutex;
@@ -25,7 +25,9 @@ const SETTINGS_HOLD: Duration = Duration::from_secs(1);
 
 /// Maximum wait for a caller to sleep. Before that its call is not visible.
 const SLEEP_WAIT: Duration = Duration::from_secs(5);
-/// The longest pause between two looks at such a caller.
+/// Looks at such a caller without a pause. Most callers sleep after some microseconds.
+const EARLY_LOOKS: u32 = 20;
+/// The longest pause between two later looks.
 const LOOK_PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// The protected names in sticky directories (proc_sys_fs(5)).
@@ -155,12 +157,28 @@ impl Call {
         if have.contains(want) { Ok(()) } else { Err(Error::new(libc::EACCES)) }
     }
 
-    /// The use of the caller's system call; `None` when the call is not visible. A caller waits for
-    /// the answer to its request, but it may not be asleep yet.
+    /// The use of the caller's system call; `None` when the call is not visible.
     pub(super) async fn visible_use(&self) -> Option<Use> {
+        self.visible(|hints, tid| hints.purpose(tid)).await
+    }
+
+    /// Whether the caller's system call makes this name, and fails if it exists.
+    pub(super) async fn makes(&self, name: &Name) -> bool {
+        let made = self.visible(|hints, tid| hints.made_name(tid)).await.flatten();
+        made.is_some_and(|made| made == name.bytes())
+    }
+
+    /// The result of `look` at the caller's system call; `None` when the call is not visible. A
+    /// caller waits for the answer to its request, but it may not be asleep yet.
+    async fn visible<T>(&self, look: impl Fn(&Hints, u32) -> std::result::Result<T, Missed>) -> Option<T> {
         let (until, mut pause) = (Instant::now() + SLEEP_WAIT, Duration::from_millis(1));
+        let mut early = 0;
         loop {
-            match self.session.hints.purpose(self.head.tid) {
+            match look(&self.session.hints, self.head.tid) {
+                Err(Missed::Running | Missed::Busy) if early < EARLY_LOOKS => {
+                    early += 1;
+                    tokio::task::yield_now().await;
+                }
                 Err(Missed::Running | Missed::Busy) if Instant::now() < until => {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LOOK_PAUSE_MAX);
