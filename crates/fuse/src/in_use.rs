@@ -61,8 +61,6 @@ struct Handles {
     closing: usize,
     /// Number of handles that the layer below has closed.
     closes: u64,
-    /// A removal waits for handles that no program has ([`Session::keep_open`]).
-    keeps_end: bool,
     /// Directories in which a name was removed while a handle was open. The layer below may have a
     /// hidden name there.
     left: SmallVec<[Ident; 1]>,
@@ -152,13 +150,8 @@ impl InUse {
         true
     }
 
-    /// Waits until the layer below has closed all handles. Returns false when one may be in use. A
-    /// thread that found the file may never open it. So the file is not kept for it any longer.
-    pub async fn closes_end(&self) -> bool {
-        if !self.wait_for_releases(RELEASE_WAIT).await {
-            self.handles.lock().keeps_end = true;
-            self.changed.notify_waiters();
-        }
+    /// Waits until the layer below has closed all handles. Returns false when one may be in use.
+    async fn closes_end(&self) -> bool {
         self.wait_for_releases(EMPTY_WAIT).await
             && self.when(CLOSE_WAIT, |handles| handles.open > 0 || handles.closing == 0).await
             && self.handles.lock().open == 0
@@ -293,6 +286,16 @@ impl Session {
         self.forget(file.id, 0);
     }
 
+    /// Waits until the layer below has closed all handles of a file that lost a name. Returns false
+    /// when one may be in use. A thread that found the file may never open it, so the file is not
+    /// kept for it any longer.
+    pub async fn closes_end(&self, file: &Inode) -> bool {
+        if !file.in_use.wait_for_releases(RELEASE_WAIT).await {
+            self.stale_retries.give_up(file.id);
+        }
+        file.in_use.closes_end().await
+    }
+
     /// Keeps a file open until the thread that found it has opened it. `cred` is the identity of
     /// the thread.
     pub async fn keep_open(self: &Arc<Self>, inode: &Arc<Inode>, cred: Arc<Cred>) {
@@ -302,12 +305,8 @@ impl Session {
             let Ok(opened) = self.vfs.open(&cx, PathRef::fh(&fh), &how).await else { continue };
             let (session, inode) = (self.clone(), inode.clone());
             let quiet = inode.in_use.opened(access, false);
-            inode.in_use.handles.lock().keeps_end = false;
             self.aside(async move {
-                tokio::select! {
-                    () = session.stale_retries.expected(inode.id) => {}
-                    _ = inode.in_use.when(CLOSE_WAIT, |handles| handles.keeps_end) => {}
-                }
+                session.stale_retries.expected(inode.id).await;
                 // The open of the thread has ended.
                 inode.in_use.opens_end().await;
                 inode.in_use.released(&quiet);
@@ -373,22 +372,6 @@ mod tests {
         };
         assert!(tokio::join!(file.closes_end(), close).0);
         assert_eq!(began.elapsed(), late);
-    }
-
-    /// A file that is kept for a thread does not keep its directory.
-    #[tokio::test(start_paused = true)]
-    async fn empty_directory_ends_keeps() {
-        let file = InUse::default();
-        let kept = file.opened(OpenAccess::READ, false);
-        let keeps = async {
-            assert!(file.when(CLOSE_WAIT, |handles| handles.keeps_end).await);
-            file.released(&kept);
-            file.closed_alone();
-            file.changed.notify_waiters();
-        };
-        let began = Instant::now();
-        assert!(tokio::join!(file.closes_end(), keeps).0);
-        assert_eq!(began.elapsed(), RELEASE_WAIT);
     }
 
     #[tokio::test(start_paused = true)]

@@ -147,6 +147,14 @@ impl StaleRetries {
         found.find(|(id, _)| *id == file).map(|(_, cred)| cred.clone())
     }
 
+    /// No thread is expected to open the file any longer.
+    pub fn give_up(&self, file: u64) {
+        for retrying in self.threads.lock().values_mut() {
+            retrying.found.take_if(|(id, _)| *id == file);
+        }
+        self.back.notify_waiters();
+    }
+
     /// Waits until no thread is expected to open the file.
     pub async fn expected(&self, file: u64) {
         let until = Instant::now() + RETRYING_MAX;
@@ -340,6 +348,21 @@ mod tests {
         back.expected(8).await;
         assert_eq!(began.elapsed(), RETRYING_MAX + Duration::from_millis(1), "the open does not arrive");
         assert!(!expects(8));
+    }
+
+    /// A file is not expected to be opened after it was given up.
+    #[tokio::test(start_paused = true)]
+    async fn given_up_file_is_not_expected() {
+        let (back, cred) = (StaleRetries::default(), Arc::new(Cred::root()));
+        for (tid, file) in [(1, 7), (2, 7), (3, 8)] {
+            assert!(back.send(tid, Instant::now(), Instant::now()));
+            back.found(tid, Some(file), &cred);
+        }
+        let began = Instant::now();
+        tokio::join!(back.expected(7), async { back.give_up(7) });
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(back.expects(8, Instant::now()).is_some());
+        assert_eq!(back.over(1, Instant::now()), Some(Retry::Since(began)), "its open is not checked");
     }
 
     /// A slow lookup restarts the timeout of its thread, for example when the link to the server is

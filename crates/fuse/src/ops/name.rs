@@ -81,9 +81,19 @@ impl Call {
         let _removing = dir.in_use.removing_name().await;
         let target = self.bound_to(&dir, &name);
         let _changing = (self.changing(&dir), target.as_ref().map(|t| self.changing(t)));
-        let _alone = self.alone_with(target.as_ref()).await;
+        let alone = self.alone_with(target.as_ref()).await;
         let fh = target.as_ref().map(|t| t.fh());
-        self.session.vfs.unlink(&self.cx(), &dir.fh(), &name, fh.as_ref()).await?;
+        let (cx, dir_fh) = (self.cx(), dir.fh());
+        let unlink = || self.session.vfs.unlink(&cx, &dir_fh, &name, fh.as_ref());
+        match unlink().await {
+            // A hidden name, of a file that is kept for a thread. The close removes the name, too.
+            Err(e) if e.errno == libc::EBUSY && self.is_kept(target.as_deref()) => {
+                drop(alone);
+                self.hidden_names_go(target.as_slice()).await;
+                unlink().await.map(drop).or_else(|e| if e.errno == libc::ENOENT { Ok(()) } else { Err(e) })
+            }
+            removed => removed.map(drop),
+        }?;
         self.session.inodes.unbind(dir.id, &name);
         if let Some(target) = &target {
             self.session.removed.add(target, dir.ident);
@@ -100,7 +110,7 @@ impl Call {
         let removed = removed.unwrap_or_default();
         note_dir_removal(emptied.as_deref(), true);
         let removed = match self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await {
-            Err(e) if e.errno == libc::ENOTEMPTY && hidden_names_go(&removed).await => {
+            Err(e) if e.errno == libc::ENOTEMPTY && self.hidden_names_go(&removed).await => {
                 self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await
             }
             removed => removed,
@@ -193,6 +203,20 @@ impl Call {
         Some(alone)
     }
 
+    /// Whether a thread is expected to open the file after ESTALE.
+    fn is_kept(&self, file: Option<&Inode>) -> bool {
+        file.is_some_and(|file| self.session.stale_retries.expects(file.id, Instant::now()).is_some())
+    }
+
+    /// Waits for closes of files that were removed while open. Returns whether there were any.
+    async fn hidden_names_go(&self, removed: &[Arc<Inode>]) -> bool {
+        let mut any = false;
+        for file in removed {
+            any |= self.session.closes_end(file).await;
+        }
+        any
+    }
+
     /// Marks an object's attributes as changing during a call. Answers to earlier and concurrent
     /// requests are not used.
     fn changing<'a>(&'a self, inode: &'a Inode) -> crate::inode::Changing<'a> {
@@ -205,13 +229,4 @@ fn note_dir_removal(object: Option<&Inode>, removed: bool) {
     if let Some(dir) = object.filter(|object| object.kind == FileKind::Directory) {
         dir.in_use.removes_dir(removed);
     }
-}
-
-/// Waits for closes of files that were removed while open. Returns whether there were any.
-async fn hidden_names_go(removed: &[Arc<Inode>]) -> bool {
-    let mut any = false;
-    for file in removed {
-        any |= file.in_use.closes_end().await;
-    }
-    any
 }
