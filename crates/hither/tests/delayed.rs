@@ -352,6 +352,94 @@ fn full_server_at_umount_is_told() {
     }
 }
 
+/// Files with data in the journal when the daemon is killed have all of it after the next mount
+/// that succeeds. The server has coarse file times. It may be full meanwhile, and refuse mounts. No
+/// other client changes anything, so there is no conflict.
+/// Promise: 6c, 6d
+#[test]
+#[ignore = "needs root"]
+fn journal_survives_kill_and_full_server() {
+    const WAITING: &str = "vers=4.2,dirty-age=600";
+    let modes = ["durability=local", "durability=local-names", "writeback=journal,exclusive"];
+    for (mode, refusals) in modes.into_iter().flat_map(|mode| [(mode, 0), (mode, 2)]) {
+        let mut server = Serve::of_directory();
+        let export = server.export("");
+        let export = export.display();
+        sh(&format!("mount -t tmpfs -o size=4m,mode=755 none {export}")).ok();
+        server.serve();
+        let (mnt, dir) = (server.mnt("mnt"), server.mnt("journal"));
+        let options = format!("{WAITING},{mode},journal-dir={}", dir.display());
+        server.mount(&options, &mnt).ok();
+        let body = |n: usize| vec![n as u8 + 1; 50_000 + n];
+        for n in 0..8 {
+            let mut file = File::create(mnt.join(format!("f{n}"))).unwrap();
+            file.write_all(&body(n)).unwrap();
+            file.sync_all().unwrap();
+        }
+        sh(&format!("kill -9 {}; umount -l {}", daemons(&mnt)[0], mnt.display())).ok();
+        wait_for("the end of the daemon", 60, || daemons(&mnt).is_empty());
+        if refusals > 0 {
+            assert_ne!(sh(&format!("cat /dev/zero > {export}/ballast")).code, 0);
+        }
+        for _ in 0..refusals {
+            let refused = server.mount(&options, &mnt);
+            assert!(refused.code != 0 && refused.err.contains("cannot be sent now"), "{mode}: {refused:?}");
+        }
+        let _ = fs::remove_file(server.export("ballast"));
+        server.mount(&options, &mnt).ok();
+        let conflicts = hither(&["conflicts", "list"]).out;
+        for n in 0..8 {
+            let there = fs::read(mnt.join(format!("f{n}"))).unwrap();
+            assert!(there == body(n), "{mode}, {refusals}: f{n} has {} bytes; {conflicts}", there.len());
+        }
+        umount(&mnt);
+        assert_eq!(server.stop(), 0);
+        sh(&format!("umount {export}")).ok();
+    }
+}
+
+/// An orderly end of the mount leaves no hidden name of a file that was removed and then closed,
+/// however soon it follows, and reports no loss.
+/// Promise: 13, 27
+#[test]
+#[ignore = "needs root"]
+fn unmount_leaves_no_hidden_names() {
+    let mut server = Serve::of_directory();
+    server.serve();
+    let (mnt, journal) = (server.mnt("mnt"), server.mnt("journal"));
+    let local = format!("vers=4.2,durability=local-names,journal-dir={}", journal.display());
+    for options in ["vers=4.2", "vers=4.2,close=lazy", "vers=3,close=lazy", &local] {
+        for round in 0..5 {
+            server.mount(options, &mnt).ok();
+            let dir = format!("{} {round}", &options[..14.min(options.len())]);
+            fs::create_dir(mnt.join(&dir)).unwrap();
+            let mut files: Vec<File> = (0..6)
+                .map(|n| {
+                    let path = mnt.join(format!("{dir}/f{n}"));
+                    let mut file = File::create(&path).unwrap();
+                    file.write_all(&[7; 5000]).unwrap();
+                    if n % 2 == 0 {
+                        file.sync_all().unwrap();
+                        fs::hard_link(&path, path.with_extension("other")).unwrap();
+                        fs::remove_file(&path).unwrap();
+                    }
+                    file
+                })
+                .collect();
+            files.iter_mut().for_each(|file| file.write_all(b"more").unwrap());
+            drop(files);
+            umount(&mnt);
+            let mut names: Vec<String> = fs::read_dir(server.export(&dir))
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            assert_eq!(names, ["f0.other", "f1", "f2.other", "f3", "f4.other", "f5"], "{options}, {round}");
+        }
+    }
+    assert_eq!(server.stop(), 0);
+}
+
 /// Random histories of two clients that both delay writes, while the server is killed now and then.
 /// An open sees all data that was closed before.
 /// Promise: 6a'

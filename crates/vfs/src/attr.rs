@@ -12,6 +12,13 @@ pub struct Time {
     pub nanos: u32,
 }
 
+impl Time {
+    /// Nanoseconds since 1970.
+    pub fn as_nanos(self) -> i128 {
+        i128::from(self.secs) * 1_000_000_000 + i128::from(self.nanos)
+    }
+}
+
 /// Type of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileKind {
@@ -71,6 +78,16 @@ pub const VERIFIER_NANOS: u32 = 1;
 /// Values of [`Attr::change`] with these bits are made by a server, for changes that its file
 /// system does not show. No file system has such values.
 pub const CHANGE_OF_SERVER: u64 = 3 << 62;
+
+/// Values of [`Attr::change`] with this bit, and without the next one, are given out once. A server
+/// with coarse file times answers such a value for a recent change, and the time of the change
+/// later.
+pub const CHANGE_ONCE: u64 = 1 << 63;
+
+/// Whether a value of [`Attr::change`] is given out once.
+pub fn is_given_once(change: u64) -> bool {
+    change & CHANGE_OF_SERVER == CHANGE_ONCE
+}
 
 /// How long an answer may be used without a new request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -33,8 +33,8 @@ mod watch;
 pub use account::{Account, Question, Why};
 pub use acl::{AclWho, PosixAcl, PosixAcls};
 pub use attr::{
-    Attr, Attrs, CHANGE_OF_SERVER, ChangeInfo, FileKind, FsStat, Moved, SetAttr, SetTime, Time,
-    VERIFIER_NANOS, Validity, bytes_prove_reading,
+    Attr, Attrs, CHANGE_OF_SERVER, CHANGE_ONCE, ChangeInfo, FileKind, FsStat, Moved, SetAttr, SetTime, Time,
+    VERIFIER_NANOS, Validity, bytes_prove_reading, is_given_once,
 };
 pub use batch::{BatchOps, Creation, NewKind, Removal, create_many_in_steps, remove_many_in_steps};
 pub use consistency_domain::{Asks, ConsistencyDomain, ConsistencyDomains};

@@ -55,8 +55,7 @@ impl Clock {
 
     /// Notes a time that the server took after `asked`, from a reply that arrived just now.
     pub fn heard(&self, theirs: Time, asked: Instant) {
-        let theirs = i128::from(theirs.secs) * 1_000_000_000 + i128::from(theirs.nanos);
-        let least = theirs - self.wall_nanos();
+        let least = theirs.as_nanos() - self.wall_nanos();
         let most = least + asked.elapsed().as_nanos() as i128 + TICK_NANOS;
         let mut ahead = self.ahead_nanos.lock();
         if ahead.is_none_or(|ahead| ahead < least || most < ahead) {

@@ -9,25 +9,25 @@
 //! that is given out only once replaces it. A later query then sees a change that did not happen.
 //! That costs the client one needless read, and nothing else. The same happens while a change
 //! through this server is in progress: the kernel sets the time before the data. Numbers given out
-//! once have the top bit set, which no ctime has, and the next bit clear ([`CHANGE_OF_SERVER`]).
+//! once have the top bit set, which no ctime has ([`CHANGE_ONCE`]).
 //!
 //! Two gaps remain. A write of a local program through a memory map is seen at the first write to
 //! its page, not at each store. And a clock that is set back may repeat a time.
 
 use super::object::{Changes, Object};
-use hither_vfs::{Attr, Attrs, CHANGE_OF_SERVER, ChangeInfo, Error, FileKind, Result, Time, Validity};
+use hither_vfs::{
+    Attr, Attrs, CHANGE_OF_SERVER, CHANGE_ONCE, ChangeInfo, Error, FileKind, Result, Time, Validity,
+};
 use rustix::fs::{FileType, Statx, StatxTimestamp};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 
 /// Two timer ticks at 100 Hz: a ctime of this age is not given to another change.
 const SETTLE_NS: u64 = 20_000_000;
-/// Marks numbers that stand for no ctime.
-const ONCE: u64 = 1 << 63;
 
 /// Whether a `change` is a ctime of the kernel, which stays the same until the next change.
 pub(super) fn is_lasting(change: u64) -> bool {
-    change & ONCE == 0
+    change & CHANGE_ONCE == 0
 }
 
 /// Makes attributes.
@@ -102,7 +102,7 @@ impl Attributer {
     }
 
     fn once(&self) -> u64 {
-        ONCE | self.once.fetch_add(1, Ordering::Relaxed) & !CHANGE_OF_SERVER
+        CHANGE_ONCE | self.once.fetch_add(1, Ordering::Relaxed) & !CHANGE_OF_SERVER
     }
 
     fn attr(&self, stat: &Statx, change: u64) -> Result<Attr> {
@@ -146,12 +146,12 @@ impl Attributer {
 
 fn wall_ns(env: &hither_vfs::Env) -> u64 {
     let since = (env.wall)().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
-    since.as_nanos() as u64 & !ONCE
+    since.as_nanos() as u64 & !CHANGE_ONCE
 }
 
 fn ctime_ns(stat: &Statx) -> u64 {
     let ctime = &stat.stx_ctime;
-    (ctime.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(ctime.tv_nsec.into()) & !ONCE
+    (ctime.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(ctime.tv_nsec.into()) & !CHANGE_ONCE
 }
 
 fn time(t: &StatxTimestamp) -> Time {

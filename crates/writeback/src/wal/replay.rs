@@ -28,7 +28,7 @@ use super::storage::open_segment;
 use bytes::Bytes;
 use hither_vfs::{
     Cred, Data, Error, Fh, File as At, FileKind, OpenAccess, OpenHow, OpenId, PathRef, RequestContext,
-    Result, SetAttr, SetTime, Stability, Vfs,
+    Result, SetAttr, SetTime, Stability, Vfs, is_given_once,
 };
 use parking_lot::Mutex;
 use std::borrow::Cow;
@@ -239,7 +239,11 @@ impl One {
             let cut = self.check(&target, file, Base::of(&attrs)).await?;
             // Bytes that a program had removed do not come back.
             let left = cut.map_or_else(|| Cow::Borrowed(file), |cut| Cow::Owned(file.after_cut(&cut)));
-            self.write(&target, &left).await.map_err(|e| cannot("it cannot be written", &e))
+            let written = self.write(&target, &left).await;
+            if written.as_ref().is_err_and(|e| matches!(e.errno, libc::ENOSPC | libc::EDQUOT)) {
+                self.note_state(fh).await;
+            }
+            written.map_err(|e| cannot("it cannot be written", &e))
         };
         let done = done.await;
         let closed = self.r.below.close(&target.cx, fh, open).await;
@@ -247,6 +251,16 @@ impl One {
             return Err(cannot("it cannot be written", &e));
         }
         done
+    }
+
+    /// Records the state of a file after a full server refused a WRITE. The refused WRITE may have
+    /// set the times of the file, and the next replay must not take that for another client's work.
+    async fn note_state(&self, fh: &Fh) {
+        let own = RequestContext::new(Arc::new(Cred::root())).fresh(Instant::now());
+        if let Ok(attrs) = self.r.below.getattr(&own, At { fh, open: None }).await {
+            let noted = self.r.log.append(Record::of(fh, Event::State(Base::of(&attrs))));
+            let _ = self.r.log.durable(noted.seq).await;
+        }
     }
 
     /// Checks that the file's state permits writing. A server may still execute WRITEs that the
@@ -571,11 +585,16 @@ struct Seen {
 }
 
 /// The record of the reply that reported the present state, if one did.
+///
+/// A server with coarse times gives the state of a recent change a number of its own, and later the
+/// time of the change. Then the length and the modification time are compared, and the last change
+/// must be that modification.
 fn as_left(file: &FileLeft, now: &Base) -> Option<u64> {
     let same_bytes = |s: &Base| s.size_bytes == now.size_bytes && s.mtime == now.mtime;
-    let touched =
-        || file.states.iter().filter(|(s, _)| file.touched && same_bytes(s)).map(|(_, seq)| *seq).max();
-    file.states.get(now).copied().or_else(touched)
+    let is_written = i128::from(now.change) == now.mtime.as_nanos();
+    let same = |s: &Base| same_bytes(s) && (file.touched || is_written && is_given_once(s.change));
+    let alike = || file.states.iter().filter(|(s, _)| same(s)).map(|(_, seq)| *seq).max();
+    file.states.get(now).copied().or_else(alike)
 }
 
 /// The end of the file before the journal's writes, if it is known.

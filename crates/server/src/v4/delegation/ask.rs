@@ -223,8 +223,8 @@ impl Leases {
         let time = {
             let mut last = self.questions.last_ns.lock();
             let now = wall_ns(&self.questions.env) - BEHIND_NS;
-            let least = modify.map_or(i128::MIN, nanos);
-            *last = now.max(nanos(attr.ctime) + 1).max(*last + 1).max(least);
+            let least = modify.map_or(i128::MIN, Time::as_nanos);
+            *last = now.max(attr.ctime.as_nanos() + 1).max(*last + 1).max(least);
             time(*last)
         };
         attr.ctime = time;
@@ -304,10 +304,6 @@ pub struct DelegationCounts {
 
 fn wall_ns(env: &Env) -> i128 {
     (env.wall)().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos() as i128
-}
-
-fn nanos(t: Time) -> i128 {
-    i128::from(t.secs) * 1_000_000_000 + i128::from(t.nanos)
 }
 
 fn time(ns: i128) -> Time {
