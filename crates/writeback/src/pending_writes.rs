@@ -111,11 +111,12 @@ use journal::Uncommitted;
 use parking_lot::{Mutex, RwLock};
 use questions::{Keep, Questions};
 use stats::{Counters, Reason};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
+use tokio_util::task::TaskTracker;
 
 /// Options of the layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -198,6 +199,10 @@ pub struct WriteBack {
     slots: Semaphore,
     /// Opens that the program has closed and the layer below has not.
     lazy: AtomicUsize,
+    /// The tasks that close them.
+    lazy_closes: TaskTracker,
+    /// The last files whose unsent bytes were dropped.
+    abandoned: Mutex<VecDeque<Arc<File>>>,
     ages: Arc<Ages>,
     questions: Questions,
     /// The number of files that left the table.
@@ -247,6 +252,8 @@ impl WriteBack {
             freed: Notify::new(),
             slots: Semaphore::new(options.flights.max(1)),
             lazy: AtomicUsize::new(0),
+            lazy_closes: TaskTracker::new(),
+            abandoned: Mutex::default(),
             ages: ages.clone(),
             questions: Questions::default(),
             forgotten: AtomicU64::new(0),
@@ -300,6 +307,16 @@ impl WriteBack {
             .entry(fh.clone())
             .or_insert_with(|| Arc::new(File::new(fh, chunk, self.wal.as_ref())))
             .clone()
+    }
+
+    /// Whether the table has no files besides those of [`WriteBack::remember`].
+    #[cfg(test)]
+    pub(crate) fn holds_no_file(&self) -> bool {
+        let is_over = |file: &Arc<File>| {
+            let s = file.state.lock();
+            s.is_done() && s.is_remembered
+        };
+        self.files.read().values().all(is_over)
     }
 
     fn dirty(&self) -> Vec<Arc<File>> {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::sync::{MutexGuard, oneshot};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// Time for which a file waits for others.
 const WAIT: Duration = Duration::from_millis(200);
@@ -29,8 +30,15 @@ const BEFORE_MAX: usize = 4;
 #[derive(Default)]
 pub(crate) struct Closer {
     queue: Mutex<Queue>,
-    /// The ends of the opens of waiting files.
+    /// The ends of opens. The end of the mount waits for them.
     releases: TaskTracker,
+}
+
+impl Closer {
+    /// Begins the end of an open, which lasts until the result is dropped.
+    pub fn ending(&self) -> TaskTrackerToken {
+        self.releases.token()
+    }
 }
 
 #[derive(Default)]

@@ -241,6 +241,7 @@ impl Core {
     /// As [`Core::close`]. With `together` the CLOSE may be sent a moment later, with others.
     async fn end(self: &Arc<Self>, cx: &RequestContext, id: OpenId, together: bool) -> Answered<()> {
         let entry = self.files.entry(id)?;
+        let _ending = self.closer.ending();
         self.files.closing(id);
         let mark = entry.mark.lock().take();
         let patient = RequestContext { cancel: Default::default(), ..cx.clone() };

@@ -79,6 +79,8 @@ pub(super) struct State {
     /// The length of the file when its unsent bytes were dropped with its last name. The file
     /// cannot be opened any more.
     pub abandoned_bytes: Option<u64>,
+    /// The record stays for [`WriteBack::remember`](super::WriteBack::remember).
+    pub is_remembered: bool,
     /// A call that may remove the last name is in progress, and no program uses the file. Meanwhile
     /// no bytes are sent.
     pub losing_name: bool,
@@ -146,6 +148,7 @@ impl File {
             nameless_since: 0,
             opening: 0,
             abandoned_bytes: None,
+            is_remembered: false,
             losing_name: false,
             lost_while_open: false,
             forgotten: false,
@@ -229,6 +232,11 @@ impl State {
 
     /// Whether the file has no state to keep.
     pub fn is_idle(&self) -> bool {
+        self.is_done() && !self.is_remembered
+    }
+
+    /// Whether nothing is left to do for the file.
+    pub fn is_done(&self) -> bool {
         self.workers == 0
             && self.lazy == 0
             && self.opening == 0

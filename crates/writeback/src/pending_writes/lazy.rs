@@ -17,13 +17,18 @@ use super::stats::{Counters, Reason};
 use super::wait::patient;
 use async_trait::async_trait;
 use hither_vfs::File as At;
-use hither_vfs::{Fh, LeaseAuthority, OpenId, RequestContext, Result, note_loss};
+use hither_vfs::{Error, Fh, LeaseAuthority, OpenId, RequestContext, Result, note_loss};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// The most opens that are closed by their programs and not at the server.
 pub(super) const LAZY_MAX: usize = 4 << 10;
+
+/// Maximum wait of the end of the mount for closes of files whose bytes were sent.
+const CLOSES_MAX: Duration = Duration::from_secs(10);
 
 /// The event for a lazily closed file.
 enum Turn {
@@ -163,12 +168,21 @@ impl WriteBack {
             s.stable = true;
         }
         let (this, cx, file) = (self.this(), RequestContext::new(cx.cred.clone()), file.clone());
-        tokio::spawn(async move {
+        self.lazy_closes.spawn(async move {
             this.close_when_sent(&cx, &file, open).await;
             this.end_lazily(&cx, &file, open).await;
             this.lazy.fetch_sub(1, Relaxed);
         });
         true
+    }
+
+    /// Waits until the layer below has closed the lazily closed files, whose bytes were sent.
+    pub(super) async fn lazy_closes_end(&self) -> Result<()> {
+        self.lazy_closes.close();
+        match timeout(CLOSES_MAX, self.lazy_closes.wait()).await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(Error::new(libc::ETIMEDOUT)),
+        }
     }
 
     /// Closed files that lost a name in this mount. Each may have a hidden name at the server until
@@ -268,6 +282,7 @@ impl WriteBack {
         }
         let unsent = self.abandon(file, open).await;
         Counters::add(&self.counters.bytes_unsent, unsent);
+        self.remember(file);
         true
     }
 

@@ -16,6 +16,9 @@ use hither_vfs::{Error, Fh, Name, PathRef, Result};
 use std::sync::Arc;
 use tokio::sync::OwnedRwLockWriteGuard;
 
+/// The number of files without a name whose records are kept after their bytes were dropped.
+pub(super) const ABANDONED_MAX: usize = 1024;
+
 /// An open in progress. Ends when dropped.
 pub(super) struct Opening<'a> {
     layer: &'a WriteBack,
@@ -68,6 +71,34 @@ impl WriteBack {
                 drop(s);
                 return Ok(Some(file));
             }
+        }
+    }
+
+    /// Keeps the record of a file whose unsent bytes were dropped. The server may have the file,
+    /// without these bytes, for a while after the close.
+    pub(super) fn remember(&self, file: &Arc<File>) {
+        file.state.lock().is_remembered = true;
+        let oldest = {
+            let mut abandoned = self.abandoned.lock();
+            abandoned.push_back(file.clone());
+            if abandoned.len() > ABANDONED_MAX { abandoned.pop_front() } else { None }
+        };
+        if let Some(oldest) = oldest {
+            oldest.state.lock().is_remembered = false;
+            self.tidy(&oldest);
+        }
+    }
+
+    /// A new file has this handle. Some servers give it the handle of a removed file.
+    pub(super) fn is_new(&self, fh: &Fh) {
+        let Some(file) = self.known(fh) else { return };
+        let was_remembered = {
+            let mut s = file.state.lock();
+            s.abandoned_bytes = None;
+            std::mem::take(&mut s.is_remembered)
+        };
+        if was_remembered {
+            self.tidy(&file);
         }
     }
 

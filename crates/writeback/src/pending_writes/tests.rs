@@ -286,7 +286,7 @@ async fn closed_files_are_forgotten() {
         s.close(&f).await.unwrap();
     }
     settle().await;
-    assert!(s.dirty.files.read().is_empty());
+    assert!(s.dirty.holds_no_file());
     assert_eq!(s.dirty.stats().dirty_bytes, 0);
 }
 

@@ -344,6 +344,7 @@ impl Vfs for WriteBack {
             }
         }
         if opened.created {
+            self.is_new(&opened.node.fh);
             self.learn_owner(cx, &opened.node.attrs);
         }
         self.opened(&cx.cred, &mut opened, how);
@@ -710,6 +711,10 @@ impl Vfs for WriteBack {
     async fn shutdown(&self, cx: &RequestContext) -> Result<()> {
         let flushed = patient(cx, self.flush_all(Reason::Shutdown)).await;
         let committed = patient(cx, self.commit_journal()).await;
+        if flushed.is_ok() {
+            // A failure is the layer below's to report: it closes these files, too.
+            let _ = patient(cx, self.lazy_closes_end()).await;
+        }
         let ended = flushed.and(committed).and(self.below.shutdown(cx).await);
         self.end_journal();
         ended

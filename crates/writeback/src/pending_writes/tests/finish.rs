@@ -332,7 +332,7 @@ async fn late_replies_show_set_attributes() {
         assert_eq!(shown, (0o644, LONG_AGO, 5), "{closed}");
         assert_eq!(late.valid, hither_vfs::Validity::Once);
         // The file is dropped with the last request that may be older.
-        assert_eq!(s.dirty.files.read().is_empty(), closed);
+        assert_eq!(s.dirty.holds_no_file(), closed);
     }
 }
 

@@ -339,7 +339,7 @@ impl Run {
             self.s.close(&f).await.unwrap();
         }
         settle().await;
-        assert!(self.s.dirty.files.read().is_empty());
+        assert!(self.s.dirty.holds_no_file());
         assert_eq!(self.s.dirty.total.load(Ordering::Relaxed), 0);
         assert_eq!(self.s.dirty.stats().bytes_dropped, 0);
     }

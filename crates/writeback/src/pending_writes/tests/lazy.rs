@@ -31,7 +31,7 @@ async fn a_lazy_close_waits_for_nothing() {
     let at = |op: &str| log.iter().position(|o| o == op);
     assert!(at("write").unwrap() < at("close").unwrap());
     assert_eq!(s.gate.calls("close"), 2);
-    assert!(s.dirty.files.read().is_empty());
+    assert!(s.dirty.holds_no_file());
     assert_eq!(s.dirty.stats().lazy_closes, 2);
 }
 
@@ -118,7 +118,7 @@ async fn removed_lazy_file_is_not_sent() {
     long().await;
     assert_eq!((s.gate.calls("write"), s.gate.calls("close")), (0, 1));
     assert_eq!(s.dirty.stats().bytes_unsent, 5);
-    assert!(s.dirty.files.read().is_empty());
+    assert!(s.dirty.holds_no_file());
 }
 
 /// The removal of a directory waits for removed files that the server still has, and for nothing
@@ -221,7 +221,7 @@ async fn lazy_opens_are_bounded() {
     assert_eq!(s.below(&f.0).await, b"x");
     s.dirty.sync().await.unwrap();
     settle().await;
-    assert!(s.dirty.files.read().is_empty());
+    assert!(s.dirty.holds_no_file());
     let f = s.open("after").await;
     s.write(&f, 0, "x").await.unwrap();
     let before = s.gate.calls("write");

@@ -286,7 +286,7 @@ async fn play(seed: u64) -> Vec<String> {
     others.join_all().await;
     // All state is dropped with the last request.
     settle().await;
-    assert!(world.dirty.files.read().is_empty(), "{:?}", world.dirty.files.read());
+    assert!(world.dirty.holds_no_file(), "{:?}", world.dirty.files.read());
     std::mem::take(&mut *world.wrong.lock())
 }
 

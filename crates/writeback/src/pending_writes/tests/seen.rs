@@ -195,7 +195,7 @@ fn looked_at_and_removed_is_not_sent() {
             }
             s.wait(20_000).await;
             assert_eq!((s.gate.calls("write"), s.gate.calls("setattr")), (0, 0), "{why:?}");
-            until("no file is held", async || s.dirty.files.read().is_empty()).await;
+            until("no file is held", async || s.dirty.holds_no_file()).await;
         });
     }
 }
@@ -591,7 +591,7 @@ impl Run {
         self.same_below().await;
         self.stat().await;
         self.s.wait(20_000).await;
-        until("no file is held", async || self.s.dirty.files.read().is_empty()).await;
+        until("no file is held", async || self.s.dirty.holds_no_file()).await;
         self.stat().await;
     }
 }
