@@ -41,17 +41,23 @@ const GATES: [&str; 18] = [
     "-p hither --test replaced_lengths ",
 ];
 /// Programs that take the longest, in this order. The others follow.
-const LONGEST: [&str; 10] = [
+const LONGEST: [&str; 16] = [
     "-p hither --test nqnfs",
+    "-p hither --test replacing",
+    "-p hither --test gateway",
+    "-p hither --test semantics",
+    "-p hither --test strict",
     "-p hither --test delegations",
-    "-p hither --test campaign",
-    "-p hither --test serve",
-    "-p hither-localfs --lib",
+    "-p hither --test subtree",
+    "-p hither --test programs",
+    "-p hither --test gateway_state",
+    "-p hither --test kerberos",
+    "-p hither --test steering",
+    "-p hither --test stat_times",
+    "-p hither --test costs",
     "-p hither-writeback --lib",
+    "-p hither --test tls_mount",
     "-p hither-cache --lib",
-    "-p hither --test options",
-    "-p hither --test mounts",
-    "-p hither-fuse --lib",
 ];
 /// The variable with the seed of random tests, and its value for a plain `cargo test`, from
 /// `.cargo/config.toml`.

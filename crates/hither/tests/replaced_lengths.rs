@@ -8,10 +8,12 @@
 mod common;
 
 use common::serve::Serve;
-use common::{Ganesha, HITHER, Random, run};
+use common::{Ganesha, HITHER, Random, pause, run};
+use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
@@ -148,6 +150,62 @@ fn replaced_files_are_never_empty() {
         }
     }
     assert!(failed.is_empty(), "seed {seed}: {failed:#?}");
+}
+
+/// A program that found a file before its removal has all its bytes, or ESTALE, at any time after.
+/// The server never had the bytes, because they were to wait on the client.
+/// Promise: 6a
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn removed_unsent_files_are_never_empty() {
+    let mut server = Serve::of_directory().with(&["--max-delegations", "1000"]);
+    server.serve();
+    let ganesha = Ganesha::start();
+    let (far, near) = (ganesha.dir.path().join("far"), server.mnt("mnt"));
+    fs::create_dir(&far).unwrap();
+    for options in ["vers=4.2,close=lazy", "vers=4.2,close=delegated", "vers=3,close=lazy"] {
+        server.mount(options, &near).ok();
+        ganesha.mount(options, &far).ok();
+        for dir in [&near, &far] {
+            never_empty(&dir.join("removed"), options);
+            run(Command::new(HITHER).arg("umount").arg(dir)).ok();
+        }
+    }
+    assert_eq!(server.stop(), 0);
+}
+
+fn never_empty(dir: &Path, options: &str) {
+    const BODY: &[u8] = b"twelve bytes";
+    fs::create_dir_all(dir).unwrap();
+    let path = |name: String| dir.join(name);
+    let find = |n: i32| {
+        let (file, other) = (path(format!("f{n}")), path(format!("other{n}")));
+        fs::write(&file, BODY).unwrap();
+        let found = rustix::fs::open(&file, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        if n % 2 == 0 {
+            fs::remove_file(&file).unwrap();
+        } else {
+            fs::write(&other, "other").unwrap();
+            fs::rename(other, file).unwrap();
+        }
+        found
+    };
+    let found: Vec<_> = (0..20).map(find).collect();
+    let began = Instant::now();
+    for at_ms in [0, 20, 100, 250, 500, 1000, 3200] {
+        pause(at_ms - at_ms.min(began.elapsed().as_millis() as u64));
+        for (n, found) in found.iter().enumerate() {
+            let what = format!("{options}, {}: file {n} after {:?}", dir.display(), began.elapsed());
+            match rustix::fs::fstat(found) {
+                Ok(stat) => assert_eq!(stat.st_size, BODY.len() as i64, "{what}"),
+                Err(e) => assert_eq!(e, rustix::io::Errno::STALE, "{what}"),
+            }
+            match fs::read(format!("/proc/thread-self/fd/{}", found.as_raw_fd())) {
+                Ok(bytes) => assert!(bytes == BODY, "{what}: {bytes:?}"),
+                Err(e) => assert_eq!(e.raw_os_error(), Some(libc::ESTALE), "{what}"),
+            }
+        }
+    }
 }
 
 /// The script of each of several processes. Their files wait on the client after the close.
