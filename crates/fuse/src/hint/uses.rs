@@ -18,7 +18,8 @@ pub(crate) struct Use {
     pub executes: bool,
     /// The call follows a symbolic link.
     pub follows: bool,
-    /// The call makes the name, and fails if it exists.
+    /// The call makes the name, and fails if it exists. Renames do not count: mv(1) first tries
+    /// each one with `RENAME_NOREPLACE`, also when it replaces a file.
     pub makes: bool,
 }
 
@@ -57,10 +58,7 @@ fn of_call(call: &SystemCall, how: &dyn Fn(usize) -> Option<u64>) -> Use {
     let exclusive = libc::O_CREAT | libc::O_EXCL;
     let makes = match opens {
         Some(flags) => flags & exclusive == exclusive,
-        None if renames(call.number) => {
-            number == libc::SYS_renameat2 && arg(4) & u64::from(libc::RENAME_NOREPLACE) != 0
-        }
-        None => makes_last(call.number),
+        None => makes_last(call.number) && !renames(call.number),
     };
     let follows = match opens {
         Some(flags) => flags & libc::O_NOFOLLOW == 0 && !makes,
@@ -143,13 +141,11 @@ mod tests {
         }
         assert!(used(libc::SYS_execve, [0; 6]).opens_file() && !used(libc::SYS_statx, [0; 6]).opens_file());
         assert!(used(libc::SYS_execve, [0; 6]).follows && used(libc::SYS_chdir, [0; 6]).follows);
-        let replaces = |flags: u32| !used(libc::SYS_renameat2, [0, 0, 0, 0, flags.into(), 0]).makes;
-        assert!(replaces(0) && replaces(libc::RENAME_EXCHANGE) && !replaces(libc::RENAME_NOREPLACE));
         for number in [libc::SYS_mkdirat, libc::SYS_mknodat, libc::SYS_symlinkat, libc::SYS_linkat] {
             assert!(used(number, [0; 6]).makes, "{number}");
         }
         assert!(openat(libc::O_CREAT | libc::O_EXCL).makes && !openat(libc::O_CREAT).makes);
-        assert!(!used(libc::SYS_unlinkat, [0; 6]).makes && !used(libc::SYS_renameat, [0; 6]).makes);
+        assert!(!used(libc::SYS_unlinkat, [0; 6]).makes && !used(libc::SYS_renameat2, [0; 6]).makes);
         let connect = used(libc::SYS_connect, [0; 6]);
         assert_eq!((connect.connects, connect.follows, connect.opens), (true, false, None));
     }
