@@ -168,6 +168,10 @@ pub(crate) struct Opening {
     pub first: Option<First>,
 }
 
+/// Threads that are remembered for [`Hints::made_name`], and for how long.
+const NO_MAKERS: usize = 64;
+const NO_MAKER_MS: u32 = 2;
+
 /// Reads hints and records their calls.
 #[derive(Debug)]
 pub(crate) struct Hints {
@@ -183,6 +187,9 @@ pub(crate) struct Hints {
     answered: AtomicU64,
     wrong: AtomicU64,
     missed: [AtomicU64; MISSED.len()],
+    /// Threads whose call was seen to make no name: thread and milliseconds since `began`.
+    no_makers: [AtomicU64; NO_MAKERS],
+    began: Instant,
 }
 
 impl Hints {
@@ -202,6 +209,8 @@ impl Hints {
             answered: AtomicU64::new(0),
             wrong: AtomicU64::new(0),
             missed: [const { AtomicU64::new(0) }; _],
+            no_makers: [const { AtomicU64::new(0) }; NO_MAKERS],
+            began: Instant::now(),
         }
     }
 
@@ -328,12 +337,20 @@ impl Hints {
         uses::of(tid)
     }
 
-    /// The name that the thread's call makes, when the call fails if the name exists.
+    /// The name that the thread's call makes, when the call fails if the name exists. A thread that
+    /// was seen in another call is not looked at again within [`NO_MAKER_MS`].
     ///
     /// # Errors
     /// As [`Hints::purpose`].
     pub fn made_name(&self, tid: u32) -> Result<Option<Bytes>, Missed> {
+        let (place, now_ms) =
+            (&self.no_makers[tid as usize % NO_MAKERS], self.began.elapsed().as_millis() as u32);
+        let seen = place.load(Ordering::Relaxed);
+        if seen >> 32 == u64::from(tid) && now_ms.wrapping_sub(seen as u32) < NO_MAKER_MS {
+            return Ok(None);
+        }
         if !self.purpose(tid)?.makes {
+            place.store(u64::from(tid) << 32 | u64::from(now_ms), Ordering::Relaxed);
             return Ok(None);
         }
         self.last_parts_if(tid, |_| true).map(|mut parts| parts.pop())
