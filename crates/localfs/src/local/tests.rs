@@ -28,6 +28,18 @@ mod posix;
 mod power;
 mod watch;
 
+/// Runs a command, and returns whether it succeeded.
+fn sh(program: &str, args: &[&str]) -> bool {
+    std::process::Command::new(program).args(args).output().is_ok_and(|out| out.status.success())
+}
+
+/// Whether there are loop devices. Root must have them, so that no test is skipped unseen.
+fn has_loop_devices() -> bool {
+    let has = sh("losetup", &["-f"]);
+    assert!(has || !rustix::process::geteuid().is_root(), "no loop devices: losetup -f fails");
+    has
+}
+
 /// A directory that is removed at the end of its test.
 pub(in crate::local) struct Dir(pub(in crate::local) PathBuf);
 

@@ -2,7 +2,6 @@
 
 use super::*;
 use hither_vfs::Extra;
-use std::process::Command;
 
 /// A mounted file system in an image.
 pub(super) struct Disk {
@@ -11,15 +10,10 @@ pub(super) struct Disk {
     lives: Vec<PathBuf>,
 }
 
-fn sh(program: &str, args: &[&str]) -> bool {
-    Command::new(program).args(args).output().is_ok_and(|out| out.status.success())
-}
-
 impl Disk {
     /// `None` where there are no loop devices.
     pub(super) fn new(kind: &str, options: &[&str]) -> Option<Self> {
-        if !sh("losetup", &["-f"]) {
-            eprintln!("skipped: no loop devices");
+        if !has_loop_devices() {
             return None;
         }
         let mut disk = Self { kind: kind.to_string(), dir: Dir::new(), lives: Vec::new() };

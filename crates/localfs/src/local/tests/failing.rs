@@ -9,15 +9,10 @@ use super::journaled::mix;
 use super::*;
 use hither_vfs::BatchOps;
 use std::os::fd::AsFd;
-use std::process::Command;
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 8;
 const FILES: usize = 3;
-
-fn sh(program: &str, args: &[&str]) -> bool {
-    Command::new(program).args(args).output().is_ok_and(|out| out.status.success())
-}
 
 /// An ext4 file system on a loop device. Tests can make its blocks fail.
 struct Disk(Dir);
@@ -25,8 +20,7 @@ struct Disk(Dir);
 impl Disk {
     /// `None` where there are no loop devices.
     fn new() -> Option<Self> {
-        if !sh("losetup", &["-f"]) {
-            eprintln!("skipped: no loop devices");
+        if !has_loop_devices() {
             return None;
         }
         let disk = Self(Dir::new());

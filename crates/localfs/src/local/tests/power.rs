@@ -9,7 +9,6 @@ use super::journaled::mix;
 use super::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
-use std::process::Command;
 
 /// An ext4 file system in an image.
 struct Disk {
@@ -17,15 +16,10 @@ struct Disk {
     life: u32,
 }
 
-fn sh(program: &str, args: &[&str]) -> bool {
-    Command::new(program).args(args).output().is_ok_and(|out| out.status.success())
-}
-
 impl Disk {
     /// `None` where there are no loop devices.
     fn new() -> Option<Self> {
-        if !sh("losetup", &["-f"]) {
-            eprintln!("skipped: no loop devices");
+        if !has_loop_devices() {
             return None;
         }
         let disk = Self { dir: Dir::new(), life: 0 };
