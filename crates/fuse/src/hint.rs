@@ -343,8 +343,8 @@ impl Hints {
     /// # Errors
     /// As [`Hints::purpose`].
     pub fn made_name(&self, tid: u32) -> Result<Option<Bytes>, Missed> {
-        let (place, now_ms) =
-            (&self.no_makers[tid as usize % NO_MAKERS], self.began.elapsed().as_millis() as u32);
+        let place = &self.no_makers[tid as usize % NO_MAKERS];
+        let now_ms = self.began.elapsed().as_millis() as u32;
         let seen = place.load(Ordering::Relaxed);
         if seen >> 32 == u64::from(tid) && now_ms.wrapping_sub(seen as u32) < NO_MAKER_MS {
             return Ok(None);

@@ -34,6 +34,15 @@ fn server() -> Serve {
     server
 }
 
+/// A server of a tmpfs of this size, and the path of the tmpfs.
+fn on_tmpfs(size: &str) -> (Serve, String) {
+    let mut server = Serve::of_directory();
+    let export = server.export("").display().to_string();
+    sh(&format!("mount -t tmpfs -o size={size},mode=755 none {export}")).ok();
+    server.serve();
+    (server, export)
+}
+
 fn umount(mnt: &Path) {
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
 }
@@ -317,11 +326,7 @@ impl World {
 #[ignore = "needs root"]
 fn full_server_at_umount_is_told() {
     for journal in [false, true] {
-        let mut server = Serve::of_directory();
-        let export = server.export("");
-        let export = export.display();
-        sh(&format!("mount -t tmpfs -o size=2m,mode=755 none {export}")).ok();
-        server.serve();
+        let (mut server, export) = on_tmpfs("2m");
         let (mnt, dir) = (server.mnt("mnt"), server.mnt("journal"));
         let options = if journal {
             format!("vers=4.2,writeback=journal,exclusive,creates=here,journal-dir={}", dir.display())
@@ -362,11 +367,7 @@ fn journal_survives_kill_and_full_server() {
     const WAITING: &str = "vers=4.2,dirty-age=600";
     let modes = ["durability=local", "durability=local-names", "writeback=journal,exclusive"];
     for (mode, refusals) in modes.into_iter().flat_map(|mode| [(mode, 0), (mode, 2)]) {
-        let mut server = Serve::of_directory();
-        let export = server.export("");
-        let export = export.display();
-        sh(&format!("mount -t tmpfs -o size=4m,mode=755 none {export}")).ok();
-        server.serve();
+        let (mut server, export) = on_tmpfs("4m");
         let (mnt, dir) = (server.mnt("mnt"), server.mnt("journal"));
         let options = format!("{WAITING},{mode},journal-dir={}", dir.display());
         server.mount(&options, &mnt).ok();
@@ -399,7 +400,7 @@ fn journal_survives_kill_and_full_server() {
 }
 
 /// An orderly end of the mount leaves no hidden name of a file that was removed and then closed,
-/// however soon it follows, and reports no loss.
+/// however soon it follows.
 /// Promise: 13, 27
 #[test]
 #[ignore = "needs root"]

@@ -320,13 +320,19 @@ impl Room {
     /// Waits for a permit for a call with a large reply. The permit ends with the call, and after
     /// [`LARGE_TURN`].
     async fn wait_for_large(&self) {
-        let began = Instant::now();
-        let permit = self.1.large.clone().acquire_owned().await;
-        {
-            let mut resources = self.0.lock();
-            resources.waited_since += began.elapsed();
-            resources.large = permit.ok();
-        }
+        let large = self.1.large.clone();
+        let permit = match large.clone().try_acquire_owned() {
+            Ok(permit) => Some(permit),
+            Err(_) => {
+                // As for memory: other calls of the address need not wait for this permit.
+                self.end_turn();
+                let began = Instant::now();
+                let permit = large.acquire_owned().await.ok();
+                self.0.lock().waited_since += began.elapsed();
+                permit
+            }
+        };
+        self.0.lock().large = permit;
         let room = self.clone();
         tokio::spawn(async move {
             sleep(LARGE_TURN).await;

@@ -90,7 +90,7 @@ impl WriteBack {
     }
 
     /// A new file has this handle. Some servers give it the handle of a removed file.
-    pub(super) fn is_new(&self, fh: &Fh) {
+    pub(super) fn note_new(&self, fh: &Fh) {
         let Some(file) = self.known(fh) else { return };
         let was_remembered = {
             let mut s = file.state.lock();

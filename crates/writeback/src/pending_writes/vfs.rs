@@ -344,7 +344,7 @@ impl Vfs for WriteBack {
             }
         }
         if opened.created {
-            self.is_new(&opened.node.fh);
+            self.note_new(&opened.node.fh);
             self.learn_owner(cx, &opened.node.attrs);
         }
         self.opened(&cx.cred, &mut opened, how);

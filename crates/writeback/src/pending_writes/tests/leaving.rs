@@ -128,7 +128,7 @@ async fn unlinked_lazy_file_keeps_length() {
     assert_eq!(again, Err(libc::ESTALE));
     let record = s.dirty.known(&f.0).expect("the record stays");
     assert_eq!(record.state.lock().abandoned_bytes, Some(5));
-    s.dirty.is_new(&f.0);
+    s.dirty.note_new(&f.0);
     assert!(s.dirty.known(&f.0).is_none());
 }
 
