@@ -143,6 +143,42 @@ fn open_at_gateway_sees_closed_file() {
     });
 }
 
+/// The first call of a client for a name reaches the file that has the name at the origin, although
+/// the gateway has an older listing of the directory.
+/// Promise: G1
+#[test]
+#[ignore = "needs root"]
+fn first_lookup_is_of_call() {
+    for_each_version(|client, origin, gateway| {
+        let (lister, mnt) = (gateway.mnt("lister"), gateway.mnt("mnt"));
+        [&lister, &mnt].iter().for_each(|at| drop(gateway.mount(client, at).ok()));
+        let made = sh(&format!(
+            "cd {}; for d in a b c d e; do mkdir $d; echo old f > $d/f; echo old y > $d/y; done",
+            origin.export("").display()
+        ));
+        made.ok();
+        sh(&format!("cd {}; for d in a b c d e; do ls -l $d; cat $d/y; done", lister.display())).ok();
+        let writer = origin.mnt("writer");
+        origin.mount("vers=4.2", &writer).ok();
+        let swap = "cd $d; mv f g; mv y f; echo new > n; cd ..";
+        sh(&format!("set -e; cd {}; for d in a b c d e; do {swap}; done", writer.display())).ok();
+        pause(1_500);
+        let at = |name: &str| mnt.join(name);
+        assert_eq!(fs::read_to_string(at("a/n")).map_err(|e| e.to_string()), Ok("new\n".into()), "{client}");
+        fs::set_permissions(at("b/f"), Permissions::from_mode(0o600)).unwrap();
+        sh(&format!("truncate -s 1 {}", at("c/f").display())).ok();
+        fs::remove_file(at("d/f")).unwrap();
+        let ino = |name: &str| fs::metadata(origin.export(name)).map(|m| m.ino()).unwrap();
+        assert_eq!(fs::metadata(at("e/f")).unwrap().ino(), ino("e/f"), "{client}");
+        let mode = |name: &str| fs::metadata(origin.export(name)).unwrap().mode() & 0o777;
+        assert_eq!((mode("b/f"), mode("b/g")), (0o600, 0o644), "{client}");
+        let text = |name: &str| fs::read_to_string(origin.export(name)).unwrap();
+        assert_eq!((text("c/f"), text("c/g")), ("o".into(), "old f\n".into()), "{client}");
+        assert_eq!((text("d/g"), origin.export("d/f").exists()), ("old f\n".into(), false), "{client}");
+        [&writer, &lister, &mnt].iter().for_each(|at| umount(at));
+    });
+}
+
 /// Reads of many small files through a gateway cost the origin about as many messages as a mount of
 /// the origin. Prints the figures.
 #[test]

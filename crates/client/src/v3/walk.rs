@@ -3,7 +3,8 @@
 //! NFSv3 has no compounds, so each name costs a round trip. Calls for further data are concurrent.
 //! A listing of the last name's directory can replace the LOOKUP of that name. It does so when it
 //! is likely to be whole ([`super::listing_sizes`]) and proves the name present or absent.
-//! Otherwise both calls are sent at once. READ or ACCESS follow as soon as the filehandle is known.
+//! Otherwise both calls are sent at once. A gateway gets no such listing, because it answers from its
+//! cache. READ or ACCESS follow as soon as the filehandle is known.
 //! Returned bytes prove the right to read. ACCESS is only needed for other rights, and for files
 //! without a READ.
 //!
@@ -111,7 +112,8 @@ impl V3 {
     }
 
     async fn last_name(&self, cx: &RequestContext, dir: &Fh, name: &Name, want: WalkRequest) -> Last {
-        if want.listing_bytes == 0 || !self.lists_nodes() {
+        // The listing of a gateway may be older than the call, unlike its answer to a LOOKUP.
+        if want.listing_bytes == 0 || !self.lists_nodes() || self.old_beside {
             return self.look_up_with(cx, dir, name, want).await;
         }
         let bytes = want.listing_bytes;
