@@ -43,7 +43,6 @@ mod many;
 mod mount;
 mod names;
 mod open;
-mod ranges;
 mod recover;
 mod replay_check;
 mod session;

@@ -17,7 +17,7 @@
 
 use crate::call::Pending;
 use crate::handles::OpenFile;
-use hither_vfs::{Error, LockOwner, Result};
+use hither_vfs::{Error, FileRange, LockConflict, LockKind, LockOwner, LockRanges, Result};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -44,6 +44,21 @@ struct Locker {
     handles: SmallVec<[u64; 1]>,
     /// Its locks are being released.
     ending: bool,
+    /// Its locks.
+    held: LockRanges,
+    /// The process that took the last of them.
+    pid: u32,
+}
+
+/// A lock that another owner of this mount holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// The owner.
+    pub owner: LockOwner,
+    /// Its process.
+    pub pid: u32,
+    /// The lock.
+    pub lock: LockConflict,
 }
 
 /// A running call for a lock.
@@ -89,6 +104,32 @@ impl Lockers {
         }
     }
 
+    /// Records a lock that process `pid` has got.
+    pub fn granted(&self, owner: LockOwner, kind: LockKind, range: FileRange, pid: u32) {
+        if let Some(locker) = self.state.lock().owners.get_mut(&owner) {
+            locker.held.lock(range, kind);
+            locker.pid = pid;
+        }
+    }
+
+    /// Records the release of locks.
+    pub fn released(&self, owner: LockOwner, range: FileRange) {
+        if let Some(locker) = self.state.lock().owners.get_mut(&owner) {
+            locker.held.unlock(range);
+        }
+    }
+
+    /// The owners whose locks prevent `owner` from taking `range` as `kind`.
+    pub fn holders(&self, owner: LockOwner, kind: LockKind, range: FileRange) -> Vec<Holder> {
+        let state = self.state.lock();
+        let others = state.owners.iter().filter(|(other, _)| **other != owner && other.flock == owner.flock);
+        let holder = |(&owner, locker): (&LockOwner, &Locker)| {
+            let lock = locker.held.conflict(kind, range)?;
+            Some(Holder { owner, pid: locker.pid, lock })
+        };
+        others.filter_map(holder).collect()
+    }
+
     /// Starts the release of all locks of an owner. Returns `None` when it has none, or another
     /// call releases them.
     pub fn end(&self, owner: LockOwner) -> Option<Ending<'_>> {
@@ -104,6 +145,12 @@ impl Lockers {
         self.when(|state| state.calls.iter().all(|call| call.handle != handle)).await;
         let owners = self.state.lock().end_with(handle);
         owners.into_iter().map(|owner| Ending { lockers: self, owner }).collect()
+    }
+
+    /// Adds an owner with a lock.
+    #[cfg(test)]
+    pub fn note_holder(&self, owner: LockOwner, kind: LockKind, range: FileRange) {
+        self.state.lock().owners.entry(owner).or_default().held.lock(range, kind);
     }
 
     async fn when(&self, mut is_so: impl FnMut(&mut State) -> bool) {

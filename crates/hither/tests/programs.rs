@@ -611,3 +611,93 @@ for step in range(60):
         server.unmount(&mnt);
     }
 }
+
+/// Processes of one mount with fcntl(2) locks: a cycle of waits fails with EDEADLK for one of them,
+/// F_GETLK names the holding process, and a release wakes the next one. Open files (F_OFD_SETLKW)
+/// are in no cycle.
+/// Promise: 16
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn local_locks_are_those_of_processes() {
+    const SCRIPT: &str = r#"
+import errno, fcntl, os, signal, struct, sys, threading, time
+path, count = sys.argv[1], int(sys.argv[2])
+fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+LOCK, LAYOUT = fcntl.LOCK_EX, "hhqqi4x"
+
+# A ring: each process holds a byte and waits for the next one's.
+holding, go = os.pipe(), os.pipe()
+children = []
+for n in range(count):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        fcntl.lockf(fd, LOCK, 1, n)
+        os.write(holding[1], b"x")
+        os.read(go[0], 1)
+        try:
+            fcntl.lockf(fd, LOCK, 1, (n + 1) % count)
+        except OSError as e:
+            os._exit(7 if e.errno == errno.EDEADLK else 8)
+        os._exit(0)
+    children.append(child)
+for _ in children:
+    os.read(holding[0], 1)
+
+asked = fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack(LAYOUT, fcntl.F_WRLCK, 0, count - 1, 1, 0))
+kind, _, start, length, pid = struct.unpack(LAYOUT, asked)
+assert (kind, start, length, pid) == (fcntl.F_WRLCK, count - 1, 1, children[-1]), (start, length, pid)
+os.write(go[1], b"x" * count)
+codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+assert codes == [0] * (count - 1) + [7], codes
+
+# Two open files of one process wait for each other, until a third thread releases one lock.
+files = [os.open(path, os.O_RDWR) for _ in range(2)]
+def ofd(fd, command, kind, at):
+    fcntl.fcntl(fd, command, struct.pack(LAYOUT, kind, 0, at, 1, 0))
+for n in range(2):
+    ofd(files[n], fcntl.F_OFD_SETLK, fcntl.F_WRLCK, n)
+failed = []
+def take(n):
+    try:
+        ofd(files[n], fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, 1 - n)
+    except OSError as e:
+        failed.append(e)
+threads = [threading.Thread(target=take, args=(n,)) for n in range(2)]
+for thread in threads:
+    thread.start()
+time.sleep(0.1)
+ofd(files[0], fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0)
+threads[1].join()
+ofd(files[1], fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 1)
+threads[0].join()
+assert not failed, failed
+[os.close(file) for file in files]
+
+# The release wakes a process that has waited for more than a second.
+times = []
+for _ in range(3):
+    fcntl.lockf(fd, LOCK, 1, 0)
+    child = os.fork()
+    if child == 0:
+        fcntl.lockf(fd, LOCK, 1, 0)
+        os.write(holding[1], struct.pack("d", time.monotonic()))
+        os._exit(0)
+    time.sleep(1.3)
+    begin = time.monotonic()
+    fcntl.lockf(fd, fcntl.LOCK_UN, 1, 0)
+    times.append(struct.unpack("d", os.read(holding[0], 8))[0] - begin)
+    os.waitpid(child, 0)
+assert min(times) < 0.1, times
+"#;
+    for server in [Server::ganesha(), Server::hither()] {
+        let mnt = server.dir().join("a");
+        for (options, processes) in [("vers=4.2", "2"), ("vers=4.1", "3"), ("vers=3,nolock", "2")] {
+            server.mount(options, &mnt).ok();
+            let done = run(Command::new("python3").args(["-c", SCRIPT]).arg(mnt.join("ring")).arg(processes));
+            assert_eq!(done.code, 0, "{options}: {}", done.err);
+            std::fs::remove_file(mnt.join("ring")).unwrap();
+            server.unmount(&mnt);
+        }
+    }
+}

@@ -22,6 +22,7 @@ mod extra;
 mod handle;
 mod invalidator;
 mod lease_authority;
+mod lock_ranges;
 mod losses;
 
 pub mod model;
@@ -45,6 +46,7 @@ pub use extra::{Extra, Pipe, ReadPiped};
 pub use handle::{Fh, Name, PathRef};
 pub use invalidator::{Invalidator, Touched, Work};
 pub use lease_authority::{LeaseAuthority, NoLeases};
+pub use lock_ranges::LockRanges;
 pub use losses::{losses, note_loss};
 pub use ops::{
     Access, Along, Backing, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished, LockConflict,

@@ -10,15 +10,14 @@ use super::call::{Answer, Backoff, Compound};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_state_lost};
 use super::lock_authority::Decided;
-use super::ranges::Ranges;
 use super::state::{FileInner, Further, OpenEntry, OpenState, wire_fh};
 use hither_proto::nfs4::{
     ExistLockOwner, LockArgs, LockDenied, LockFail, LockType, Locker, LocktArgs, Nfsstat4, Op,
     OpenToLockOwner, Stateid, op,
 };
 use hither_vfs::{
-    Access, Attrs, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, OpenAccess, OpenHow,
-    OpenId, RequestContext,
+    Access, Attrs, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockRanges, LockWait, OpenAccess,
+    OpenHow, OpenId, RequestContext,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -44,11 +43,11 @@ pub(crate) struct LockInner {
     /// `None` before the first lock.
     pub stateid: Option<Stateid>,
     /// The ranges that are held.
-    pub ranges: Ranges,
+    pub ranges: LockRanges,
     /// The locks are decided in the client. The server does not know them.
     pub here: bool,
     /// The ranges that could not be recovered. Until the owner unlocks them, I/O fails.
-    pub lost: Ranges,
+    pub lost: LockRanges,
 }
 
 impl LockInner {
@@ -299,6 +298,7 @@ impl Core {
                 Ok(new) => {
                     inner.stateid = Some(new);
                     inner.ranges.unlock(range);
+                    state.file.lock_freed.notify_waiters();
                     return Ok(());
                 }
                 Err(f) if f.status() == Some(Nfsstat4::OLD_STATEID) => {}

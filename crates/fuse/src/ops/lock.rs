@@ -4,7 +4,7 @@ use super::Call;
 use crate::abi::{LK_FLOCK, LockCall, Out};
 use crate::call::{Answer, Undo};
 use crate::lockers::Lockers;
-use hither_vfs::{Error, File, FileRange, LockKind, LockOwner, LockWait, Result};
+use hither_vfs::{Error, File, FileRange, LockKind, LockOwner, LockWait, RequestContext, Result};
 
 /// The kernel's maximum offset: a lock up to it has no end.
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -53,8 +53,11 @@ impl Call {
             None => out.u64(call.start).u64(call.end).u32(libc::F_UNLCK as u32).u32(0),
             Some(c) => {
                 let (first, last) = first_and_last(c.range);
+                let holders = file.inode.lockers.holders(owner(&call), kind, c.range);
+                // The protocol has no process ids.
+                let pid = holders.iter().find(|h| h.lock.kind == c.kind).map_or(c.pid, |h| h.pid);
                 let kind = if c.kind == LockKind::Read { libc::F_RDLCK } else { libc::F_WRLCK };
-                out.u64(first).u64(last).u32(kind as u32).u32(c.pid)
+                out.u64(first).u64(last).u32(kind as u32).u32(pid)
             }
         };
         Ok(Answer::bytes(out.into_vec()))
@@ -71,10 +74,10 @@ impl Call {
             if let Err(error) = self.commit(&file).await {
                 file.inode.keep_error(error);
             }
+            file.inode.lockers.released(owner, range);
             self.session.vfs.unlock(&cx, at, owner, range).await?;
             return Ok(Answer::empty());
         }
-        let wait = if wait { LockWait::Yes } else { LockWait::No };
         let inode = &file.inode;
         if inode.lockers.has_only_others(owner, call.fh) {
             inode.in_use.closed_handles_end(inode.in_use.closes()).await;
@@ -82,7 +85,23 @@ impl Call {
         let locking = Lockers::locks(&file, owner, call.fh, &self.pending).await?;
         let asked = self.asked();
         let kind = kind(&call)?;
-        let lock = || self.session.vfs.lock(&cx, at, owner, kind, range, wait);
+        let lock = async || {
+            if !wait {
+                return self.session.vfs.lock(&cx, at, owner, kind, range, LockWait::No).await;
+            }
+            let cancel = cx.cancel.child_token();
+            let cx = RequestContext { cancel: cancel.clone(), ..cx.clone() };
+            let locked = self.session.vfs.lock(&cx, at, owner, kind, range, LockWait::Yes);
+            let deadlock = self.session.lock_waits.deadlock(self.head.tid, owner, inode, kind, range);
+            tokio::pin!(locked);
+            tokio::select! {
+                biased;
+                locked = &mut locked => return locked,
+                () = deadlock => cancel.cancel(),
+            }
+            // The lock may be granted meanwhile.
+            locked.await.map_err(|e| if e.errno == libc::EINTR { Error::new(libc::EDEADLK) } else { e })
+        };
         let closed = file.inode.in_use.closes();
         let mut locked = lock().await;
         let is_taken = locked.as_ref().is_err_and(|e| e.errno == libc::EAGAIN);
@@ -90,6 +109,7 @@ impl Call {
             locked = lock().await;
         }
         let brought = locked?;
+        inode.lockers.granted(owner, kind, range, call.pid);
         // A lock guarantees that its holder sees the writes of earlier holders (nfs(5), "Using file
         // locks with NFS").
         let seen = match brought {

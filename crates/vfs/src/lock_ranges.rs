@@ -1,15 +1,14 @@
 //! The byte ranges of a lock owner, merged and split as in POSIX.
 //!
-//! They are kept to reclaim locks after a server restart, and to decide locks in the client
-//! (`lock_authority`).
+//! A client keeps them to reclaim locks after a server restart, and to decide locks itself.
 
-use hither_vfs::{FileRange, LockConflict, LockKind};
+use crate::{FileRange, LockConflict, LockKind};
 
 /// Ranges with their kind: sorted, disjoint, neighbours of one kind merged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Ranges(Vec<(FileRange, LockKind)>);
+pub struct LockRanges(Vec<(FileRange, LockKind)>);
 
-impl Ranges {
+impl LockRanges {
     /// Takes `range` as `kind`. Replaces the previous locks in it.
     pub fn lock(&mut self, range: FileRange, kind: LockKind) {
         self.unlock(range);
@@ -75,14 +74,14 @@ mod tests {
         FileRange { start_bytes, end_bytes }
     }
 
-    fn held(r: &Ranges) -> Vec<(u64, u64, LockKind)> {
+    fn held(r: &LockRanges) -> Vec<(u64, u64, LockKind)> {
         r.iter().map(|(r, k)| (r.start_bytes, r.end_bytes, k)).collect()
     }
 
     /// A lock inside a lock of another kind splits it. An unlock keeps the rest.
     #[test]
     fn split_and_merge() {
-        let mut r = Ranges::default();
+        let mut r = LockRanges::default();
         r.lock(range(0, 100), Read);
         r.lock(range(40, 60), Write);
         assert_eq!(held(&r), [(0, 40, Read), (40, 60, Write), (60, 100, Read)]);
@@ -100,7 +99,7 @@ mod tests {
     /// Many random operations give the same result as a byte map.
     #[test]
     fn agrees_with_a_byte_map() {
-        let (mut r, mut map, mut x) = (Ranges::default(), [None; 64], 12345u64);
+        let (mut r, mut map, mut x) = (LockRanges::default(), [None; 64], 12345u64);
         for _ in 0..5000 {
             x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let (a, b, op) = ((x >> 33) % 64, (x >> 43) % 64, (x >> 60) % 3);
