@@ -12,7 +12,9 @@
 //! answers and modifications. A call reads it before its request. Each modification advances it at
 //! its start and end.
 
+mod clock;
 mod contents;
+pub(crate) mod extending;
 mod length;
 mod resizing;
 mod rights;
@@ -25,10 +27,10 @@ use hither_vfs::{Asks, Attr, Attrs, ConsistencyDomain, Error, Fh, FileKind, Name
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
+pub(crate) use clock::{Clock, Moment};
 use contents::Contents;
 use length::Length;
 pub(crate) use length::{QUEUED_MAX, Telling};
@@ -92,27 +94,6 @@ impl Ident {
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((x ^ (x >> 31)) ^ self.fileid).max(1)
-    }
-}
-
-/// A counter that orders the mount's own modifications.
-#[derive(Debug, Default)]
-pub(crate) struct Clock(AtomicU64);
-
-/// A value of a [`Clock`]. Withdrawals of leases advance the clock too. So the moment of a request
-/// shows whether its answer is older than a withdrawal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(crate) struct Moment(u64);
-
-impl Clock {
-    /// The current moment. Answers to earlier requests show no later modifications.
-    pub fn now(&self) -> Moment {
-        Moment(self.0.load(Ordering::SeqCst))
-    }
-
-    /// Advances the clock.
-    pub fn tick(&self) -> Moment {
-        Moment(self.0.fetch_add(1, Ordering::SeqCst) + 1)
     }
 }
 
@@ -293,7 +274,7 @@ impl Inode {
             length: Length::new(attr.size_bytes),
             told_change: Some(attr.change),
             modifying: 0,
-            modified: Moment(0),
+            modified: Moment::default(),
             writes: 0,
             committed: 0,
             names_forgotten: false,

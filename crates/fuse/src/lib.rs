@@ -30,6 +30,7 @@ mod invalidator;
 mod kept_open;
 mod lease;
 mod local;
+mod lock_waits;
 mod lockers;
 #[allow(unsafe_code)]
 mod mount;

@@ -13,8 +13,10 @@ mod rights;
 mod xattr;
 
 use crate::abi::{EntryReply, Header, Op, entry_out};
-use crate::call::{Answer, Pending, Undo};
+use crate::call::{Answer, Body, Pending, Undo};
+use crate::device::Delivery;
 use crate::handles::{OpenDir, OpenFile};
+use crate::inode::extending::Extends;
 use crate::inode::{Inode, Moment, QUEUED_MAX};
 use crate::lease::{Grant, LEASE_TIME};
 use crate::session::Session;
@@ -49,16 +51,16 @@ pub(crate) struct Call {
     account: OnceLock<Arc<Account>>,
     /// Exists from passing on a lease until the reply is written.
     grant: OnceLock<Option<Grant>>,
-    /// Files whose attributes are in the reply.
-    pub telling: Mutex<Answered>,
+    /// Effects of the reply in the kernel.
+    unprocessed: Mutex<Answered>,
 }
 
 impl Call {
     pub fn new(session: Arc<Session>, head: Header, pending: Arc<Pending>, op: &Op) -> Self {
-        let (cred, account, grant, telling) = Default::default();
+        let (cred, account, grant, unprocessed) = Default::default();
         let (name, range) = (op.name().cloned(), op.range());
         let (contents, names) = (op.contents(head.nodeid), op.changed_names(head.nodeid));
-        Self { session, head, pending, cred, name, range, contents, names, account, grant, telling }
+        Self { session, head, pending, cred, name, range, contents, names, account, grant, unprocessed }
     }
 
     /// Serves the request.
@@ -133,6 +135,18 @@ impl Call {
             | Op::Init(_)
             | Op::Interrupt { .. } => Ok(Answer::empty()),
         }
+    }
+
+    /// Writes the answer. Later answers are dropped.
+    pub fn answer(&self, result: std::result::Result<&Body, i32>) -> Delivery {
+        let effects = std::mem::take(&mut *self.unprocessed.lock());
+        let extends = effects.extends.is_some();
+        self.session.unprocessed.add(self.head.tid, effects);
+        let delivery = self.pending.answer(result);
+        if extends {
+            self.session.unprocessed.written(self.head.tid);
+        }
+        delivery
     }
 
     /// Whether the layer below does not support the request for any file.
@@ -234,8 +248,13 @@ impl Call {
     /// Starts the answer with attributes of a file.
     fn tells(&self, inode: &Arc<Inode>, attrs: &Attrs) {
         if inode.kind == FileKind::Regular {
-            self.telling.lock().push(inode.telling(attrs.attr.size_bytes, self.sent()));
+            self.unprocessed.lock().tells.push(inode.telling(attrs.attr.size_bytes, self.sent()));
         }
+    }
+
+    /// Starts a change that may extend a file to `end`.
+    fn extends(&self, inode: &Arc<Inode>, end: u64) {
+        self.unprocessed.lock().extends = Extends::begin(inode, self.head.tid, end);
     }
 
     /// The inode of an object from the layer below, with one more lookup. `at` is the name of the

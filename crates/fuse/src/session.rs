@@ -19,6 +19,7 @@ use crate::inode::{Ident, Inode, Inodes};
 use crate::kept_open::KeptOpens;
 use crate::lease::Leases;
 use crate::local::{self, LocalReads};
+use crate::lock_waits::LockWaits;
 use crate::mount::{Config, Layers};
 use crate::ops::{Call, KnownSettings};
 use crate::passthrough::Passthrough;
@@ -96,7 +97,9 @@ pub(crate) struct Session {
     pub stale_retries: StaleRetries,
     /// Threads whose open got ESTALE because the kernel has another length.
     pub kept_opens: KeptOpens,
-    unprocessed: Unprocessed,
+    pub unprocessed: Unprocessed,
+    /// Calls that wait for fcntl(2) locks.
+    pub lock_waits: LockWaits,
     /// Running closes of opens that the kernel does not know.
     pub closes: TaskTracker,
     /// Renames to a name whose object was seen under another name.
@@ -194,6 +197,7 @@ impl Session {
             stale_retries: StaleRetries::default(),
             kept_opens: KeptOpens::default(),
             unprocessed: Unprocessed::default(),
+            lock_waits: LockWaits::default(),
             closes: TaskTracker::new(),
             rename_retries: RenameRetries::default(),
             path_retries: PathRetries::default(),
@@ -416,13 +420,12 @@ impl Session {
         if self.tracer.notes_calls() {
             self.trace(call, &result);
         }
-        self.unprocessed.add(call.head.tid, std::mem::take(&mut call.telling.lock()));
         let failed = result.as_ref().err().map(errno);
         let (delivery, undo) = match result {
-            Ok(answer) => (call.pending.answer(Ok(&answer.body)), answer.undo),
+            Ok(answer) => (call.answer(Ok(&answer.body)), answer.undo),
             Err(error) => {
                 self.note_failure(&call.head, &error);
-                (call.pending.answer(Err(errno(&error))), Undo::Nothing)
+                (call.answer(Err(errno(&error))), Undo::Nothing)
             }
         };
         let interrupted = delivery == Delivery::Unwanted && call.pending.cancel.is_cancelled();
@@ -458,6 +461,7 @@ impl Session {
                 let fh = file.inode.fh();
                 let at = File { fh: &fh, open: Some(file.open) };
                 let cx = RequestContext::new(file.cred.clone());
+                file.inode.lockers.released(locking.owner, range);
                 let _ = self.vfs.unlock(&cx, at, locking.owner, range).await;
             }
         }

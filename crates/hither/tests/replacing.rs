@@ -11,10 +11,10 @@ mod common;
 
 use common::serve::Serve;
 use common::{Ganesha, HITHER, Random, own_files, run};
-use rustix::fs::{Access, AtFlags, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{Access, AtFlags, FallocateFlags, Timespec, Timestamps, XattrFlags, fallocate};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -265,9 +265,7 @@ fn file_is_replaced_under_readers() {
             };
             let (at, noted, during) = (&dir, &faults, &during);
             let write = |w| move || during(&|n| replace(at, way, w, w + n * WRITERS, noted));
-            // A mapping of a file that is just being written can meet length 0 (promise 13).
-            let maps = way != Way::UnlinkAndCreate;
-            let read = |r| move || during(&|_| look(at, way, maps && r % 2 == 1, noted));
+            let read = |r| move || during(&|_| look(at, way, r % 2 == 1, noted));
             let (replaced, opened): (u64, u64) = std::thread::scope(|s| {
                 let writers: Vec<_> = (0..WRITERS).map(|w| s.spawn(write(w))).collect();
                 let readers: Vec<_> = (0..READERS).map(|r| s.spawn(read(r))).collect();
@@ -279,6 +277,71 @@ fn file_is_replaced_under_readers() {
             faults.none(&what);
             remove_tree(&dir, &what);
         }
+    });
+}
+
+/// Two threads extend files by write(2), ftruncate(2) and fallocate(2), while four others map each
+/// length that fstat(2) shows them.
+/// Promise: 13
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn shown_length_can_be_mapped() {
+    const STEP_BYTES: u64 = 4096;
+    const STEPS: u64 = 64;
+    let time = long().unwrap_or(SHORT);
+    for_each_mount(|mount, mnt| {
+        let (dir, faults) = (mnt.join("extended"), Faults::default());
+        fs::create_dir(&dir).unwrap();
+        let until = Instant::now() + time;
+        let name = |writer: u64| dir.join(format!("f{writer}"));
+        let extend = |file: &mut File, step: u64| match step % 3 {
+            0 => file.write_all(&[b'x'; STEP_BYTES as usize]),
+            1 => file.set_len((step + 1) * STEP_BYTES),
+            // Servers without ALLOCATE refuse fallocate(2).
+            _ => fallocate(&*file, FallocateFlags::empty(), 0, (step + 1) * STEP_BYTES)
+                .or_else(|_| file.set_len((step + 1) * STEP_BYTES)),
+        };
+        let write = |writer| {
+            while Instant::now() < until {
+                let _ = fs::remove_file(name(writer));
+                let Some(mut file) = faults.check("create", File::create(name(writer)), &[]) else { return };
+                for step in 0..STEPS {
+                    faults.check("seek", file.seek(SeekFrom::Start(step * STEP_BYTES)), &[]);
+                    faults.check("extend", extend(&mut file, step), &[]);
+                }
+            }
+        };
+        let read = |writer| {
+            let mut mapped = 0;
+            while Instant::now() < until {
+                let Some(file) = faults.check("open", File::open(name(writer)), &[libc::ENOENT]) else {
+                    continue;
+                };
+                let mut last = 0;
+                while last < STEPS * STEP_BYTES && Instant::now() < until {
+                    let Some(found) = faults.check("fstat", file.metadata(), &[]) else { break };
+                    if found.nlink() == 0 {
+                        break;
+                    }
+                    if found.len() > last {
+                        last = found.len();
+                        mapped += 1;
+                        faults.check(&format!("map of {last}"), map(&file, last as usize), &[]);
+                    }
+                }
+            }
+            mapped
+        };
+        let mapped: u64 = std::thread::scope(|s| {
+            let readers: Vec<_> = (0..READERS).map(|r| s.spawn(move || read(r % 2))).collect();
+            (0..2).for_each(|writer| drop(s.spawn(move || write(writer))));
+            readers.into_iter().map(|reader| reader.join().unwrap()).sum()
+        });
+        let what = format!("{mount}, {mapped} mapped");
+        println!("{what}: {:?}", faults.0.lock().unwrap());
+        faults.none(&what);
+        assert!(mapped > 0, "{what}");
+        remove_tree(&dir, &what);
     });
 }
 

@@ -7,6 +7,7 @@
 //! ([`crate::unprocessed`]).
 
 use super::Inode;
+use super::extending::Extending;
 use hither_vfs::FileKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub(super) struct Length {
     telling: u32,
     /// End of the last one.
     ended: Option<Instant>,
+    /// Running calls that may extend the file.
+    pub extending: Extending,
 }
 
 impl Length {
@@ -50,6 +53,7 @@ impl Length {
             told: size,
             telling: 0,
             ended: None,
+            extending: Extending::default(),
         }
     }
 
@@ -66,6 +70,7 @@ impl Length {
     /// Records the length after a change by the mount.
     pub fn set(&mut self, size: u64) {
         (self.known, self.next, self.outdated) = (Some(size), None, false);
+        self.extending.set(size);
     }
 
     /// Records that the length is unknown.

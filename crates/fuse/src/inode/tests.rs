@@ -26,7 +26,7 @@ pub(crate) fn node(fh: &str, fileid: u64, kind: FileKind) -> Node {
     }
 }
 
-fn inodes() -> Inodes {
+pub(crate) fn inodes() -> Inodes {
     Inodes::new(&node("root", 1, FileKind::Directory), None)
 }
 
@@ -48,7 +48,7 @@ fn changed(node: &Node, change: u64, size_bytes: u64) -> Attrs {
 fn forgotten_file_with_handle_keeps_inode() {
     let t = inodes();
     let (old, new) = (node("old", 5, FileKind::Regular), node("new", 5, FileKind::Regular));
-    let first = t.remember(Some((1, &name("a"), Moment(0))), &old).unwrap();
+    let first = t.remember(Some((1, &name("a"), Moment::default())), &old).unwrap();
     let handle = first.in_use.opened(OpenAccess::READ, true);
     assert!(!t.forget(first.id, 1), "a handle is open");
     assert_eq!(t.remember(None, &old).unwrap().id, first.id);
@@ -69,8 +69,8 @@ fn forgotten_file_with_handle_keeps_inode() {
 fn inode_number_is_never_reused() {
     let t = inodes();
     let f = node("f", 5, FileKind::Regular);
-    let a = t.remember(Some((1, &name("a"), Moment(0))), &f).unwrap();
-    let b = t.remember(Some((1, &name("b"), Moment(0))), &f).unwrap();
+    let a = t.remember(Some((1, &name("a"), Moment::default())), &f).unwrap();
+    let b = t.remember(Some((1, &name("b"), Moment::default())), &f).unwrap();
     assert_eq!(a.id, b.id);
     assert_eq!(t.child(1, &name("b")).unwrap().id, a.id);
     t.forget(a.id, 1);
@@ -115,8 +115,8 @@ fn names_follow_renames() {
     let t = inodes();
     let (a, b) = (node("a", 5, FileKind::Regular), node("b", 6, FileKind::Regular));
     let (na, nb) = (name("a"), name("b"));
-    let ia = t.remember(Some((1, &na, Moment(0))), &a).unwrap();
-    let ib = t.remember(Some((1, &nb, Moment(0))), &b).unwrap();
+    let ia = t.remember(Some((1, &na, Moment::default())), &a).unwrap();
+    let ib = t.remember(Some((1, &nb, Moment::default())), &b).unwrap();
     t.rename((1, &na), (1, &nb), (Some(ia.id), Some(ib.id)), true);
     assert_eq!((t.child(1, &na).unwrap().id, t.child(1, &nb).unwrap().id), (ib.id, ia.id));
     t.rename((1, &na), (1, &nb), (Some(ib.id), Some(ia.id)), false);

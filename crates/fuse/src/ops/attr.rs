@@ -6,8 +6,8 @@ use crate::call::Answer;
 use crate::handles::OpenFile;
 use crate::inode::{Inode, Moment};
 use hither_vfs::{
-    Access, Attr, Attrs, Error, File, FileKind, FsStat, OpenAccess, RequestContext, Result, SetAttr, SetTime,
-    Time,
+    Access, Attr, Attrs, Error, Fh, File, FileKind, FsStat, OpenAccess, RequestContext, Result, SetAttr,
+    SetTime, Time,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -34,20 +34,30 @@ impl Call {
         {
             return self.before_shared_read(&inode, fh).await;
         }
-        if let Some(attrs) = inode.known(Instant::now()) {
-            return self.attr_answer(&inode, &attrs, asked).await;
+        let mut attrs = match inode.known(Instant::now()) {
+            Some(attrs) => attrs,
+            None => self.requested_attrs(&handle, fh).await?,
+        };
+        if fh.is_none() && inode.kind == FileKind::Regular {
+            let tid = self.head.tid;
+            attrs.attr.size_bytes = inode.shown_length(tid, attrs.attr.size_bytes);
+            self.session.unprocessed.length_is_processed(&inode, tid).await;
         }
+        self.attr_answer(&inode, &attrs, asked).await
+    }
+
+    /// The attributes of an object from the layer below. The kernel sends `fh` to get the length
+    /// before a read or a seek, and not for stat(2).
+    async fn requested_attrs(&self, handle: &Fh, fh: Option<u64>) -> Result<Attrs> {
         let open = fh.and_then(|fh| self.session.files.find(fh));
-        let file = File { fh: &handle, open: open.as_ref().map(|f| f.open) };
+        let file = File { fh: handle, open: open.as_ref().map(|f| f.open) };
         let cx = open.as_ref().map_or_else(|| self.cx(), |f| self.cx_of(f.cred.clone()));
-        // The kernel sends a handle to get the length before a read or a seek, and not for stat(2).
         let cx = RequestContext { times_unseen: fh.is_some(), ..cx };
         let call = self.session.vfs.getattr(&cx, file);
-        let attrs = match self.head.nodeid {
-            ROOT_ID => patiently(&self.session.last_root, None, call).await?,
-            _ => call.await?,
-        };
-        self.attr_answer(&inode, &attrs, asked).await
+        match self.head.nodeid {
+            ROOT_ID => patiently(&self.session.last_root, None, call).await,
+            _ => call.await,
+        }
     }
 
     /// The kernel is about to read a file from its pages that must not be cached. It sends a handle
@@ -125,7 +135,10 @@ impl Call {
             Some(size_bytes) => inode.truncating(size_bytes).await,
             None => None,
         };
-        let modifying = wanted.size_bytes.map(|_| inode.modify(&self.session.inodes.clock));
+        let modifying = wanted.size_bytes.map(|size| {
+            self.extends(&inode, size);
+            inode.modify(&self.session.inodes.clock)
+        });
         let asked = self.asked();
         let attrs = vfs.setattr(&cx, file, &wanted).await?;
         if wanted.size_bytes.is_some() {
@@ -149,7 +162,7 @@ impl Call {
         if no_reads.is_some() || seen.pages_stale {
             // During a truncation the kernel writes back no pages, and dropping dirty pages would
             // wait for this answer.
-            self.pending.answer(Ok(&answer.body));
+            self.answer(Ok(&answer.body));
         }
         drop(no_reads);
         if seen.pages_stale && self.session.drop_pages(&inode).await {

@@ -396,7 +396,7 @@ impl Call {
         let end = offset.saturating_add(data.len() as u64);
         let body = Body::Data(data);
         if is_short && let Some(_until_answered) = file.inode.shortening(end) {
-            self.pending.answer(Ok(&body));
+            self.answer(Ok(&body));
         }
         Ok(Answer { body, undo: Undo::Nothing })
     }
@@ -431,6 +431,9 @@ impl Call {
             file.inode.fills();
         }
         let len = data.len() as u64;
+        if flags & O_DIRECT == 0 {
+            self.extends(&file.inode, kernel_offset.saturating_add(len));
+        }
         let wrote = self.session.vfs.write(&cx, at, offset, data.into(), stability).await;
         if wrote.as_ref().map_or(0, |wrote| wrote.bytes) < len {
             file.inode.forget_length();
@@ -463,7 +466,7 @@ impl Call {
             file.inode.attrs_dropped();
             if !past_pages {
                 // The kernel has the bytes at another place of its pages.
-                self.pending.answer(Ok(&body));
+                self.answer(Ok(&body));
                 self.session.drop_pages(&file.inode).await;
             }
         }
@@ -488,7 +491,7 @@ impl Call {
     /// file. The kernel ignores an invalidation during the write ([`Call::getattr`]).
     async fn answer_and_drop_shared(&self, inode: &Inode, body: &Body) {
         if self.session.config.may_be_shared && self.session.authority.is_noncacheable(&inode.fh()) {
-            self.pending.answer(Ok(body));
+            self.answer(Ok(body));
             self.session.drop_pages(inode).await;
         }
     }
@@ -562,7 +565,7 @@ impl Call {
         drop(file.noted.lock().take());
         // The kernel does not wait for the answer, but keeps the inode until the answer. For a
         // removed file, `mount -o remount,ro` is busy until then.
-        self.pending.answer(Ok(&Body::Empty));
+        self.answer(Ok(&Body::Empty));
         for ending in file.inode.lockers.end_with(fh).await {
             let _ = self.unlock_all(&file, ending).await;
         }

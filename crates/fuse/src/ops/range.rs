@@ -33,6 +33,9 @@ impl Call {
                 return Err(Error::new(libc::EOPNOTSUPP));
             }
         }
+        if mode & KEEP == 0 {
+            self.extends(&file.inode, end_bytes);
+        }
         match mode {
             0 | KEEP => vfs.allocate(&cx, at, range).await?,
             PUNCH => vfs.deallocate(&cx, at, range).await?,
@@ -113,6 +116,7 @@ impl Call {
         let cx = self.cx_of(target.cred.clone());
         // The server copies the bytes that it has, so the source is committed first.
         self.commit(&source).await?;
+        self.extends(&target.inode, to.saturating_add(length));
         let copied = self.session.vfs.copy(&cx, from_file, from, to_file, to, length).await?;
         target.inode.wrote(to.saturating_add(copied), false);
         self.drop_set_id(&target.inode);
