@@ -1,9 +1,9 @@
 //! Deadlocks between programs that wait for locks of each other.
 //!
-//! fcntl(2) fails with EDEADLK when a wait for a lock would never end. The kernel leaves this to the
-//! daemon, and a server does not see which programs of one client wait. The daemon knows the owners
-//! that hold locks through the mount ([`crate::lockers`]), and the locks for which they wait. A cycle
-//! through other clients stays unknown, as with the Linux client.
+//! fcntl(2) fails with EDEADLK when a wait for a lock would never end. The kernel leaves this to
+//! the daemon, and a server does not see which programs of one client wait. The daemon knows the
+//! owners that hold locks through the mount ([`crate::lockers`]), and the locks that they want. A
+//! cycle through other clients stays unknown, as with the Linux client.
 
 use crate::hint::Missed;
 use crate::hint::caller::SystemCall;

@@ -70,8 +70,8 @@ impl Unprocessed {
         }
     }
 
-    /// Waits for at most [`PROCESSING_MAX`] until the kernel has extended its length of a file after
-    /// the answers to calls of other threads than `tid`.
+    /// Waits for at most [`PROCESSING_MAX`] until the kernel has extended its length of a file
+    /// after the answers to calls of other threads than `tid`.
     pub async fn length_is_processed(&self, inode: &Inode, tid: u32) {
         let begin = Instant::now();
         while begin.elapsed() < PROCESSING_MAX {

@@ -10,13 +10,12 @@
 mod common;
 
 use common::serve::Serve;
-use common::{Ganesha, HITHER, Random, own_files, run};
-use rustix::fs::{Access, AtFlags, FallocateFlags, Timespec, Timestamps, XattrFlags, fallocate};
+use common::{Ganesha, HITHER, Random, map, own_files, run};
+use rustix::fs::{Access, AtFlags, Timespec, Timestamps, XattrFlags};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -223,25 +222,6 @@ fn look(dir: &Path, way: Way, mapped: bool, faults: &Faults) {
     }
 }
 
-/// The bytes of a file through a mapping. A page that cannot be read is an error and raises no
-/// signal.
-fn map(file: &File, len: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    if len == 0 {
-        return Ok(bytes);
-    }
-    // SAFETY: the kernel chooses the address, and the read-only mapping is used only through that
-    // address.
-    let at = unsafe {
-        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
-    };
-    assert_ne!(at, libc::MAP_FAILED);
-    let read = File::open("/proc/self/mem").and_then(|memory| memory.read_exact_at(&mut bytes, at as u64));
-    // SAFETY: nothing refers to the mapping any more.
-    unsafe { libc::munmap(at, len) };
-    read.map(|()| bytes)
-}
-
 /// Four writers replace a file while four readers open it, read or map it, and ask for its length.
 /// No call fails with ESTALE.
 /// Promise: 13
@@ -277,71 +257,6 @@ fn file_is_replaced_under_readers() {
             faults.none(&what);
             remove_tree(&dir, &what);
         }
-    });
-}
-
-/// Two threads extend files by write(2), ftruncate(2) and fallocate(2), while four others map each
-/// length that fstat(2) shows them.
-/// Promise: 13
-#[test]
-#[ignore = "needs root and nfs-ganesha"]
-fn shown_length_can_be_mapped() {
-    const STEP_BYTES: u64 = 4096;
-    const STEPS: u64 = 64;
-    let time = long().unwrap_or(SHORT);
-    for_each_mount(|mount, mnt| {
-        let (dir, faults) = (mnt.join("extended"), Faults::default());
-        fs::create_dir(&dir).unwrap();
-        let until = Instant::now() + time;
-        let name = |writer: u64| dir.join(format!("f{writer}"));
-        let extend = |file: &mut File, step: u64| match step % 3 {
-            0 => file.write_all(&[b'x'; STEP_BYTES as usize]),
-            1 => file.set_len((step + 1) * STEP_BYTES),
-            // Servers without ALLOCATE refuse fallocate(2).
-            _ => fallocate(&*file, FallocateFlags::empty(), 0, (step + 1) * STEP_BYTES)
-                .or_else(|_| file.set_len((step + 1) * STEP_BYTES)),
-        };
-        let write = |writer| {
-            while Instant::now() < until {
-                let _ = fs::remove_file(name(writer));
-                let Some(mut file) = faults.check("create", File::create(name(writer)), &[]) else { return };
-                for step in 0..STEPS {
-                    faults.check("seek", file.seek(SeekFrom::Start(step * STEP_BYTES)), &[]);
-                    faults.check("extend", extend(&mut file, step), &[]);
-                }
-            }
-        };
-        let read = |writer| {
-            let mut mapped = 0;
-            while Instant::now() < until {
-                let Some(file) = faults.check("open", File::open(name(writer)), &[libc::ENOENT]) else {
-                    continue;
-                };
-                let mut last = 0;
-                while last < STEPS * STEP_BYTES && Instant::now() < until {
-                    let Some(found) = faults.check("fstat", file.metadata(), &[]) else { break };
-                    if found.nlink() == 0 {
-                        break;
-                    }
-                    if found.len() > last {
-                        last = found.len();
-                        mapped += 1;
-                        faults.check(&format!("map of {last}"), map(&file, last as usize), &[]);
-                    }
-                }
-            }
-            mapped
-        };
-        let mapped: u64 = std::thread::scope(|s| {
-            let readers: Vec<_> = (0..READERS).map(|r| s.spawn(move || read(r % 2))).collect();
-            (0..2).for_each(|writer| drop(s.spawn(move || write(writer))));
-            readers.into_iter().map(|reader| reader.join().unwrap()).sum()
-        });
-        let what = format!("{mount}, {mapped} mapped");
-        println!("{what}: {:?}", faults.0.lock().unwrap());
-        faults.none(&what);
-        assert!(mapped > 0, "{what}");
-        remove_tree(&dir, &what);
     });
 }
 

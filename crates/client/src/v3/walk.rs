@@ -3,10 +3,9 @@
 //! NFSv3 has no compounds, so each name costs a round trip. Calls for further data are concurrent.
 //! A listing of the last name's directory can replace the LOOKUP of that name. It does so when it
 //! is likely to be whole ([`super::listing_sizes`]) and proves the name present or absent.
-//! Otherwise both calls are sent at once. A gateway gets no such listing, because it answers from its
-//! cache. READ or ACCESS follow as soon as the filehandle is known.
-//! Returned bytes prove the right to read. ACCESS is only needed for other rights, and for files
-//! without a READ.
+//! Otherwise both calls are sent at once. A gateway is not asked for such a listing, because it
+//! answers from its cache. READ or ACCESS follow as soon as the filehandle is known. Returned bytes
+//! prove the right to read. ACCESS is only needed for other rights, and for files without a READ.
 //!
 //! The data must belong to the attributes returned with it. A server reads attributes *after* data
 //! or entries. New attributes could then hide a change by another client in between. First bytes

@@ -156,7 +156,7 @@ mod tests {
         (inodes, file)
     }
 
-    /// stat(2) shows a longer file after the answer only, to all threads but the one that extends it.
+    /// stat(2) of other threads shows a longer file after the answer only.
     #[test]
     fn length_is_shown_after_answer() {
         let (_inodes, i) = file();

@@ -9,6 +9,10 @@ pub mod stunnel;
 pub mod wire;
 
 use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -375,4 +379,23 @@ pub fn record(writer: u64, place: u64, number: u64, len: usize) -> Vec<u8> {
     out.extend((0..(len - 32).div_ceil(8) as u64).flat_map(|i| mix(seed ^ i).to_le_bytes()));
     out.truncate(len);
     out
+}
+
+/// The bytes of a file through a mapping. A page that cannot be read is an error and raises no
+/// signal.
+pub fn map(file: &File, len: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    if len == 0 {
+        return Ok(bytes);
+    }
+    // SAFETY: the kernel chooses the address, and the read-only mapping is used only through that
+    // address.
+    let at = unsafe {
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    let read = File::open("/proc/self/mem").and_then(|memory| memory.read_exact_at(&mut bytes, at as u64));
+    // SAFETY: nothing refers to the mapping any more.
+    unsafe { libc::munmap(at, len) };
+    read.map(|()| bytes)
 }
