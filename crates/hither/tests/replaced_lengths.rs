@@ -17,6 +17,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const WRITERS: u64 = 2;
@@ -250,5 +251,72 @@ fn unsent_files_leave_no_hidden_names() {
             run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
             assert_eq!(fs::read_dir(ganesha.export("")).unwrap().count(), 0, "{mode}, vers={vers}");
         }
+    }
+}
+
+/// Threads of one mount open a name while another mount gives the name to new files. An open that
+/// begins after the rename has returned finds the new file, also while another thread of its mount
+/// learns of the file.
+/// Promise: 7
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn open_after_rename_sees_new_file() {
+    const THREADS: usize = 6;
+    let seconds = std::env::var("HITHER_SECONDS").map_or(3, |n| n.parse().unwrap());
+    let ganesha = Ganesha::start();
+    let mut serve = Serve::of_directory();
+    serve.serve();
+    for (server, vers) in [("hither serve", "4.2"), ("hither serve", "3"), ("nfs-ganesha", "4.2")] {
+        let options = format!("vers={vers}");
+        let [reader, writer] = ["reader", "writer"].map(|name| {
+            let mnt = ganesha.dir.path().join(format!("{name}{vers}"));
+            let mnt = if server == "nfs-ganesha" { mnt } else { serve.mnt(name) };
+            let _ = fs::create_dir(&mnt);
+            if server == "nfs-ganesha" {
+                ganesha.mount(&options, &mnt).ok();
+            } else {
+                serve.mount(&options, &mnt).ok();
+            }
+            mnt
+        });
+        let (end, announced) = (Instant::now() + Duration::from_secs(seconds), AtomicU64::new(0));
+        fs::write(writer.join("v"), "0").unwrap();
+        let read = || {
+            let (mut opens, mut old) = (0, Vec::new());
+            while Instant::now() < end {
+                let least = announced.load(Ordering::SeqCst);
+                // A file that is replaced twice during an open may be gone.
+                let Ok(text) = fs::read_to_string(reader.join("v")) else { continue };
+                opens += 1;
+                // The threads do not run in step.
+                pause(opens * 7 % 11);
+                if text.parse::<u64>().unwrap() < least {
+                    old.push((text, least));
+                }
+            }
+            (opens, old)
+        };
+        let (opens, old) = std::thread::scope(|s| {
+            let readers: Vec<_> = (0..THREADS).map(|_| s.spawn(read)).collect();
+            for version in 1.. {
+                if Instant::now() >= end {
+                    break;
+                }
+                fs::write(writer.join("new"), version.to_string()).unwrap();
+                fs::rename(writer.join("new"), writer.join("v")).unwrap();
+                announced.store(version, Ordering::SeqCst);
+                pause(15);
+            }
+            let read = readers.into_iter().map(|reader| reader.join().unwrap());
+            read.fold((0, Vec::new()), |(opens, mut all), (n, old)| {
+                all.extend(old);
+                (opens + n, all)
+            })
+        });
+        println!("{server}, {options}: {opens} opens, {} old", old.len());
+        for mnt in [&reader, &writer] {
+            run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+        }
+        assert!(old.is_empty() && opens > 0, "{server}, {options}: {opens} opens, {old:?}");
     }
 }

@@ -8,10 +8,18 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Maximum number of names per object. They are hints. The attributes of an object with more names
 /// are requested each time.
 const NAMES_MAX: usize = 16;
+
+/// Maximum number of taken names per object, and the time for which they are kept.
+const TAKEN_MAX: usize = 4;
+const TAKEN_FOR: Duration = Duration::from_secs(10);
+/// Number of objects with taken names from which old ones are removed.
+const TAKEN_SWEEP: usize = 1024;
 
 /// Maximum number of names of a displayed path.
 const PATH_MAX: usize = 64;
@@ -34,6 +42,10 @@ struct Table {
     /// The last seen objects of names, with the moment of the request, or of the mount's own
     /// change.
     children: HashMap<u64, HashMap<Name, (u64, Moment)>>,
+    /// Names that an answer has given to another object, or to none, by the object that had them
+    /// before. An open through such a name may be under way: its thread has found the object in the
+    /// kernel, which had not processed the answer.
+    taken: HashMap<u64, Vec<(u64, Name, Instant)>>,
     next: u64,
     /// The moment of the mount's last change of an object that was forgotten since.
     lost: Moment,
@@ -207,6 +219,7 @@ impl Inodes {
             t.unbind(*dir, name, id);
         }
         t.children.remove(&id);
+        t.taken.remove(&id);
         true
     }
 
@@ -290,13 +303,19 @@ impl Inodes {
         }
     }
 
-    /// Removes a name that was absent at `asked`, unless it was seen later.
+    /// Removes a name that the kernel may still have.
+    pub fn unbind_believed(&self, dir: u64, name: &Name) {
+        self.unbind_absent(dir, name, self.clock.now());
+    }
+
+    /// Removes a name that was absent at `asked`, unless it was seen later. The kernel may still
+    /// have it.
     pub fn unbind_absent(&self, dir: u64, name: &Name, asked: Moment) {
         let mut t = self.table.lock();
         if let Some((child, known)) = t.children.get(&dir).and_then(|c| c.get(name)).copied()
             && known <= asked
         {
-            t.drop_name(dir, name, child);
+            t.take_name(dir, name, child);
         }
     }
 
@@ -328,10 +347,7 @@ impl Inodes {
     /// The name through which the kernel found an inode. Of several names it is the only one equal
     /// to `last`, the last part of the caller's path.
     pub fn named(&self, id: u64, last: impl FnOnce() -> Option<Bytes>) -> Named {
-        let names = match self.table.lock().by_id.get(&id) {
-            Some(entry) => entry.names.clone(),
-            None => return Named::No,
-        };
+        let names = self.table.lock().believed_names(id);
         let (dir, name) = match &names[..] {
             [] => return Named::No,
             [only] => only,
@@ -387,9 +403,11 @@ impl Table {
             _ => {}
         }
         let name = &own_name(name);
-        let before = names.insert(name.clone(), (id, asked));
-        if let Some(old) = before.and_then(|(old, _)| self.by_id.get_mut(&old)) {
-            old.names.retain(|(d, n)| (*d, &*n) != (dir, name));
+        if let Some((old, _)) = names.insert(name.clone(), (id, asked)) {
+            self.take_name(dir, name, old);
+        }
+        if let Some(taken) = self.taken.get_mut(&id) {
+            taken.retain(|(d, n, _)| (*d, n) != (dir, name));
         }
         if let Some(entry) = self.by_id.get_mut(&id) {
             entry.names.push((dir, name.clone()));
@@ -406,6 +424,30 @@ impl Table {
         if let Some(entry) = self.by_id.get_mut(&id) {
             entry.names.retain(|(d, n)| (*d, &*n) != (dir, name));
         }
+    }
+
+    /// As [`Table::drop_name`], for a name that the kernel may still have.
+    fn take_name(&mut self, dir: u64, name: &Name, id: u64) {
+        self.drop_name(dir, name, id);
+        if self.taken.len() >= TAKEN_SWEEP {
+            self.taken.retain(|_, taken| taken.iter().any(|(_, _, at)| at.elapsed() < TAKEN_FOR));
+        }
+        if self.by_id.contains_key(&id) {
+            let taken = self.taken.entry(id).or_default();
+            taken.retain(|(d, n, at)| (*d, n) != (dir, name) && at.elapsed() < TAKEN_FOR);
+            if taken.len() == TAKEN_MAX {
+                taken.remove(0);
+            }
+            taken.push((dir, own_name(name), Instant::now()));
+        }
+    }
+
+    /// The names under which the kernel may have an object.
+    fn believed_names(&self, id: u64) -> SmallVec<[(u64, Name); 1]> {
+        let names = self.by_id.get(&id).into_iter().flat_map(|entry| entry.names.iter().cloned());
+        let taken = self.taken.get(&id).into_iter().flatten();
+        let taken = taken.filter(|(_, _, at)| at.elapsed() < TAKEN_FOR);
+        names.chain(taken.map(|(dir, name, _)| (*dir, name.clone()))).collect()
     }
 
     fn unbind(&mut self, dir: u64, name: &Name, id: u64) {

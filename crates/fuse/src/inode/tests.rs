@@ -147,6 +147,39 @@ fn belated_lookup_binds_no_name() {
     assert_eq!(t.child(1, &to).unwrap().id, later.id);
 }
 
+/// An answer takes a name from an object, and the kernel may still have that name. For ten seconds
+/// an open by it is checked. Changes of the mount itself leave no such names.
+#[tokio::test(start_paused = true)]
+async fn taken_name_is_checked() {
+    let t = inodes();
+    let (old, new) = (node("a", 5, FileKind::Regular), node("b", 6, FileKind::Regular));
+    let (at, link) = (name("v"), name("l"));
+    let look = |name: &Name, node: &Node| t.remember(Some((1, name, t.clock.tick())), node).unwrap().id;
+    let named = |id, last: &Name| t.named(id, || Some(last.bytes().clone()));
+    let by = |name: &Name| Named::By(t.root(), name.clone());
+
+    let id = look(&at, &old);
+    look(&at, &new);
+    assert_eq!(named(id, &at), by(&at), "another object has the name");
+    look(&link, &old);
+    assert_eq!((named(id, &at), named(id, &link)), (by(&at), by(&link)), "another name is left");
+    tokio::time::advance(Duration::from_secs(11)).await;
+    assert_eq!(named(id, &at), by(&link), "the kernel has processed the answer");
+
+    t.unbind_absent(1, &link, t.clock.tick());
+    assert_eq!(named(id, &link), by(&link), "no object has the name");
+    look(&link, &old);
+    t.unbind(1, &link);
+    assert_eq!(named(id, &link), Named::No, "this mount has removed the name");
+    look(&link, &old);
+    t.rename((1, &link), (1, &at), (Some(id), None), false);
+    assert_eq!(named(id, &link), by(&at), "this mount has moved the name");
+    t.unbind_believed(1, &at);
+    assert_eq!(named(id, &at), by(&at));
+    t.forget(id, 9);
+    assert_eq!(named(id, &at), Named::No);
+}
+
 /// Opens a file, and reads it when `reads`. Returns whether the kernel keeps its pages.
 fn open(i: &Inode, attrs: &Attrs, asked: Moment, reads: bool) -> bool {
     let keep = i.opened(attrs, asked).keep;

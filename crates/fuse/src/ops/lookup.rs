@@ -289,7 +289,7 @@ impl Call {
         let others = inodes.other_names(&node.fh, (dir.id, name));
         if attr.nlink == 1 || attr.kind == FileKind::Directory {
             for (dir, name) in &others {
-                inodes.unbind(*dir, name);
+                inodes.unbind_believed(*dir, name);
                 self.session.doubt_name(*dir, name).await;
             }
         }
