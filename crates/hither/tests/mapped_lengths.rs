@@ -2,7 +2,7 @@
 //! all its pages.
 //!
 //! The test needs root and nfs-ganesha. `HITHER_SECONDS` makes each case longer.
-#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests of processes")]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
 

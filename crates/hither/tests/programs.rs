@@ -646,7 +646,8 @@ for _ in children:
 
 asked = fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack(LAYOUT, fcntl.F_WRLCK, 0, count - 1, 1, 0))
 kind, _, start, length, pid = struct.unpack(LAYOUT, asked)
-assert (kind, start, length, pid) == (fcntl.F_WRLCK, count - 1, 1, children[-1]), (start, length, pid)
+held = (fcntl.F_WRLCK, count - 1, 1, children[-1])
+assert (kind, start, length, pid) == held, (kind, start, length, pid)
 os.write(go[1], b"x" * count)
 codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 assert codes == [0] * (count - 1) + [7], codes
