@@ -20,6 +20,9 @@ use tokio::time::Instant;
 const THREADS_MAX: usize = 1024;
 /// Maximum time between the requests of a thread. The kernel sends the next one at once.
 const RETRYING_MAX: Duration = Duration::from_secs(10);
+/// Most lookups of a repeated walk. The kernel sends no request for a call that it answers from the
+/// last lookup, such as stat(2). The lookups of later calls look like the same walk then.
+const LOOKUPS_MAX: u32 = 64;
 
 /// An object that a repeated walk has found.
 #[derive(Debug, Clone)]
@@ -63,14 +66,14 @@ pub(crate) struct PathRetries {
 
 #[derive(Debug)]
 struct PathRetry {
-    /// Time of the ESTALE. Lookups of the thread must be as new.
-    since: Instant,
     /// Time of the ESTALE, or of the last answered lookup.
     sent: Instant,
     reads: Reads,
     found: Option<Found>,
-    /// The call has arrived. The next lookup belongs to another call.
-    arrived: bool,
+    /// Number of lookups since the ESTALE.
+    lookups: u32,
+    /// The call has arrived, or a name was not found. The next lookup belongs to another call.
+    over: bool,
 }
 
 impl Default for PathRetries {
@@ -84,22 +87,34 @@ impl PathRetries {
     pub fn send(&self, tid: u32, reads: Reads) {
         let (mut threads, now) = (self.threads.lock(), Instant::now());
         if threads.len() >= THREADS_MAX {
-            threads.retain(|_, retry| !retry.arrived && now < retry.sent + RETRYING_MAX);
+            threads.retain(|_, retry| !retry.over && now < retry.sent + RETRYING_MAX);
         }
         if threads.len() < THREADS_MAX {
-            threads.insert(tid, PathRetry { since: now, sent: now, reads, found: None, arrived: false });
+            threads.insert(tid, PathRetry { sent: now, reads, found: None, lookups: 0, over: false });
             self.expect_until(now + RETRYING_MAX);
         }
     }
 
-    /// The required freshness of the answer to a lookup, when its thread got ESTALE. A lookup after
-    /// the call belongs to another call, so the thread is forgotten.
-    pub fn since(&self, tid: u32) -> Option<Instant> {
-        let since = self.with(tid, |retry| Some((!retry.arrived).then_some(retry.since)))?;
-        if since.is_none() {
+    /// Whether a lookup belongs to the repeated walk of its thread. Another call follows the end of
+    /// the walk, so the thread is forgotten.
+    pub fn looks_up(&self, tid: u32) -> bool {
+        let walks = self.with(tid, |retry| {
+            retry.lookups += 1;
+            Some(!retry.over && retry.lookups <= LOOKUPS_MAX)
+        });
+        if walks == Some(false) {
             self.threads.lock().remove(&tid);
         }
-        since
+        walks == Some(true)
+    }
+
+    /// The thread is about to get the answer that a name does not exist, or an error. Its call ends
+    /// so, or makes the name.
+    pub fn missed(&self, tid: u32) {
+        self.with(tid, |retry| {
+            retry.over = true;
+            Some(())
+        });
     }
 
     /// The thread is about to get this object as the answer to its lookup.
@@ -134,7 +149,7 @@ impl PathRetries {
     /// Several requests may belong to the call: chown(2) asks for the attributes first.
     pub fn arrived(&self, tid: u32, object: u64) -> Option<Found> {
         self.with(tid, |retry| {
-            retry.arrived = true;
+            retry.over = true;
             retry.found.clone().filter(|found| found.id == object)
         })
     }
@@ -178,12 +193,11 @@ mod tests {
     /// A thread that got ESTALE is answered for the object of its last lookup, in one call.
     #[tokio::test(start_paused = true)]
     async fn repeated_walk_is_remembered_for_one_call() {
-        let (retries, began) = (PathRetries::default(), Instant::now());
+        let retries = PathRetries::default();
         retries.found(1, 7, &attr());
-        assert!(retries.since(1).is_none() && retries.arrived(1, 7).is_none());
+        assert!(!retries.looks_up(1) && retries.arrived(1, 7).is_none());
         retries.send(1, Reads::XattrNames);
-        assert_eq!(retries.since(1), Some(began));
-        assert!(retries.since(2).is_none() && !retries.walks(1, 6));
+        assert!(retries.looks_up(1) && !retries.looks_up(2) && !retries.walks(1, 6));
         retries.found(1, 6, &attr());
         assert!(retries.walks(1, 6) && !retries.walks(2, 6));
         retries.found(1, 7, &attr());
@@ -192,7 +206,7 @@ mod tests {
         assert!(retries.arrived(1, 6).is_none());
         let found = retries.arrived(1, 7).expect("chown(2) asks for the attributes first");
         assert_eq!((found.id, found.read), (7, Some(Ok("to".into()))));
-        assert!(retries.since(1).is_none(), "the next call");
+        assert!(!retries.looks_up(1), "the next call");
         retries.found(1, 8, &attr());
         assert!(retries.arrived(1, 8).is_none(), "no walk was repeated for the next call");
         assert_eq!(retries.threads.lock().len(), 0);
@@ -210,10 +224,26 @@ mod tests {
         assert!(retries.arrived(1, 7).is_some());
         tokio::time::advance(RETRYING_MAX / 2).await;
         assert!(retries.arrived(1, 7).is_none(), "another thread is still expected");
-        assert!(retries.since(2).is_some());
+        assert!(retries.looks_up(2));
         tokio::time::advance(RETRYING_MAX).await;
-        assert!(retries.since(2).is_none());
+        assert!(!retries.looks_up(2));
         assert_eq!((retries.threads.lock().len(), retries.until_ms.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    /// A walk ends with a name that does not exist, and after many lookups. The call may make the
+    /// name in a directory that the walk has found.
+    #[tokio::test(start_paused = true)]
+    async fn repeated_walk_ends() {
+        let retries = PathRetries::default();
+        retries.send(1, Reads::Nothing);
+        assert!(retries.looks_up(1));
+        retries.found(1, 7, &attr());
+        assert!(retries.looks_up(1));
+        retries.missed(1);
+        assert!(retries.arrived(1, 7).is_some(), "a call that makes the name");
+        assert!(!retries.looks_up(1), "the next call");
+        retries.send(1, Reads::Nothing);
+        assert_eq!((0..2 * LOOKUPS_MAX).filter(|_| retries.looks_up(1)).count(), LOOKUPS_MAX as usize);
     }
 
     /// The number of threads is bounded.
@@ -222,7 +252,7 @@ mod tests {
         let retries = PathRetries::default();
         (0..=THREADS_MAX as u32).for_each(|tid| retries.send(tid, Reads::Nothing));
         assert_eq!(retries.threads.lock().len(), THREADS_MAX);
-        assert!(retries.since(THREADS_MAX as u32).is_none(), "no entry was free");
+        assert!(!retries.looks_up(THREADS_MAX as u32), "no entry was free");
         tokio::time::advance(RETRYING_MAX).await;
         retries.send(u32::MAX, Reads::Nothing);
         assert_eq!(retries.threads.lock().len(), 1, "expired threads are removed");

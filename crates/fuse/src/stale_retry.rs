@@ -210,17 +210,17 @@ impl RenameRetry {
 }
 
 impl RenameRetries {
-    /// Thread `tid` looks up this name. Returns the required freshness of the answer, when the
-    /// thread got ESTALE.
-    pub fn looks_up(&self, tid: u32, at: (u64, &Name), now: Instant) -> Option<Instant> {
+    /// Thread `tid` looks up this name. Returns whether the thread got ESTALE, and so needs a new
+    /// answer.
+    pub fn looks_up(&self, tid: u32, at: (u64, &Name), now: Instant) -> bool {
         if self.count.load(Ordering::Relaxed) == 0 {
-            return None;
+            return false;
         }
         let mut threads = self.threads.lock();
-        let retry =
-            threads.get_mut(&tid).filter(|d| now.saturating_duration_since(d.since) < RETRYING_MAX)?;
+        let is_tracked = |retry: &&mut RenameRetry| now.saturating_duration_since(retry.since) < RETRYING_MAX;
+        let Some(retry) = threads.get_mut(&tid).filter(is_tracked) else { return false };
         retry.again |= !retry.is_at(at);
-        Some(retry.since)
+        true
     }
 
     /// Whether a lookup of this name by thread `tid`, which arrived at `since`, must fail with
@@ -286,21 +286,21 @@ mod tests {
         let names = Name::of_path("old/new").unwrap();
         let (doubtful, now, old, new) =
             (RenameRetries::default(), Instant::now(), (1, &names[0]), (1, &names[1]));
-        assert_eq!(doubtful.looks_up(1, old, now), None);
+        assert!(!doubtful.looks_up(1, old, now));
         assert!(!doubtful.send(1, new, now, || false));
         assert!(doubtful.send(1, new, now, || true));
-        assert_eq!(doubtful.looks_up(1, new, now), Some(now), "the kernel asks twice about a known name");
+        assert!(doubtful.looks_up(1, new, now), "the kernel asks twice about a known name");
         assert!(doubtful.send(1, new, now, || false));
-        assert_eq!(doubtful.looks_up(1, old, now), Some(now));
+        assert!(doubtful.looks_up(1, old, now));
         assert!(!doubtful.send(1, old, now, || true), "on its way");
-        assert_eq!(doubtful.looks_up(1, new, now), Some(now));
+        assert!(doubtful.looks_up(1, new, now));
         assert!(!doubtful.send(1, new, now, || true), "both are as new as that");
-        assert_eq!(doubtful.looks_up(1, old, now), None);
+        assert!(!doubtful.looks_up(1, old, now));
         assert!(doubtful.send(1, new, now, || true));
         doubtful.over(1);
         assert!(doubtful.send(1, old, now, || true), "the next rename");
         tokio::time::advance(RETRYING_MAX).await;
-        assert_eq!(doubtful.looks_up(1, old, Instant::now()), None, "the rename did not arrive");
+        assert!(!doubtful.looks_up(1, old, Instant::now()), "the rename did not arrive");
         assert!(doubtful.send(1, new, Instant::now(), || true));
     }
 

@@ -13,6 +13,7 @@ use serde_json::Value;
 use std::collections::VecDeque;
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -311,5 +312,37 @@ fn removed_names_can_be_made() {
         }
         assert!(wrong.is_empty(), "{wrong:#?}");
         [a, b].into_iter().for_each(Mount::unmount);
+    }
+}
+
+/// A call on a known name finds that another client has removed the file. The thread then looks for
+/// the name again and again, and makes no other call. It finds the name soon after the other client
+/// has made it.
+/// Promise: 8
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn name_is_found_after_failed_call() {
+    const SOON: Duration = Duration::from_secs(5);
+    for (kind, options) in CASES.iter().filter(|(_, options)| !options.contains("subtree")) {
+        let server = Server::start(kind);
+        let [a, b] = ["a", "b"].map(|name| server.mount(&format!("{options},actimeo=1"), name));
+        for round in 0..2 {
+            let (dir, file) = (format!("d{round}"), format!("d{round}/f"));
+            fs::create_dir(a.path(&dir)).unwrap();
+            fs::write(a.path(&file), "first").unwrap();
+            assert!(b.path(&file).exists());
+            fs::remove_file(a.path(&file)).unwrap();
+            let failed = fs::set_permissions(b.path(&file), PermissionsExt::from_mode(0o600)).unwrap_err();
+            assert_eq!(failed.kind(), ErrorKind::NotFound, "{kind}, {options}");
+            fs::write(a.path(&file), "second").unwrap();
+            let began = Instant::now();
+            while !b.path(&file).exists() {
+                assert!(began.elapsed() < SOON, "{kind}, {options}, round {round}: the name is absent");
+                pause(100);
+            }
+            println!("{kind}, {options}: found after {:?}", began.elapsed());
+        }
+        a.unmount();
+        b.unmount();
     }
 }

@@ -38,13 +38,14 @@ impl Call {
             self.session.stale_retries.over(tid, began);
             to_open = None;
         }
-        let again = self.session.path_retries.since(tid);
-        let mut found = match to_open.max(again) {
-            Some(since) => {
-                let how = Again { since, opens: to_open.is_some(), reads: again.is_some() };
-                self.look_up_again(&dir, &name, how).await
-            }
-            None => self.look_up(&dir, &name, None).await,
+        let reads = self.session.path_retries.looks_up(tid);
+        let mut found = if to_open.is_some() || reads {
+            // The thread may be in a later call already, which the kernel starts without a request.
+            // So the answer must be as new as this request.
+            let how = Again { since: began, opens: to_open.is_some(), reads };
+            self.look_up_again(&dir, &name, how).await
+        } else {
+            self.look_up(&dir, &name, None).await
         };
         if let Some(since) = self.leaves_kept_open(&found) {
             if let Ok((answer, _)) = found {
@@ -72,6 +73,7 @@ impl Call {
         }
         if !matches!(&found, Ok((_, Some(_)))) {
             self.session.stale_retries.missed(tid, (dir.id, &name));
+            self.session.path_retries.missed(tid);
         }
         self.session.stale_retries.looked_up(tid, began, Instant::now());
         match found {
@@ -169,8 +171,8 @@ impl Call {
         if since.is_some() {
             cx.fresh_since = since;
         }
-        if let Some(since) = self.session.rename_retries.looks_up(tid, (dir.id, name), self.pending.started) {
-            cx.fresh_since = cx.fresh_since.max(Some(since));
+        if self.session.rename_retries.looks_up(tid, (dir.id, name), self.pending.started) {
+            cx.fresh_since = cx.fresh_since.max(Some(self.pending.started));
         }
         let at = PathRef::name(&fh, name);
         if let Some(trail) = vfs.peek(&cx, at) {
