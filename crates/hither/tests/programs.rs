@@ -241,7 +241,11 @@ fn names(server: &Server, all: &[&str]) {
                mkdir over$n; cd over$n; echo old > old; echo new > new; exec 3<> old 4<> new
                mv new old; exec 3>&-; ls -A > /dev/null; exec 4>&-; cd ..
              done
-             sleep 1.5; ls -A over*; rm -r over*; ls",
+             sleep 1.5; ls -A over*; rm -r over*; ls
+             mkdir -m 0777 own; $user perl -e '
+               sysopen(F, \"own/f\", 577, 0444) && syswrite(F, \"bytes\") or print \"open: $!\\n\";
+               truncate(\"own/f\", 0) or print \"truncate: $!\\n\";
+               truncate(F, 2) or print \"ftruncate: $!\\n\"'; cat own/f; rm -r own",
             dir.display()
         )
     };
@@ -249,6 +253,7 @@ fn names(server: &Server, all: &[&str]) {
     std::fs::create_dir(&plain).unwrap();
     let wanted = sh(&script(&plain));
     assert!(wanted.err.contains("File exists") && wanted.err.contains("Not a directory"), "{wanted:?}");
+    assert!(wanted.out.ends_with("truncate: Permission denied\nby"), "{wanted:?}");
     let mnt = server.dir().join("a");
     for options in all {
         server.mount(options, &mnt).ok();

@@ -38,6 +38,12 @@ impl Inode {
         self.state.lock().ignores(Rights::of(attr));
     }
 
+    /// Whether the owner is this user, and has no right to write by the last seen mode.
+    pub fn forbids_owner_to_write(&self, uid: u32) -> bool {
+        let s = self.state.lock();
+        s.uid == uid && s.mode & libc::S_IWUSR == 0
+    }
+
     /// Compares `attr` with the attributes that the kernel would use for an exec of the file.
     pub fn on_exec(&self, attr: &Attr) -> OnExec {
         let (s, rights) = (self.state.lock(), Rights::of(attr));

@@ -173,13 +173,14 @@ impl Call {
 
     /// Fails if the caller may not write to the file. truncate(2) needs that right. So does
     /// O_TRUNC, for which the kernel sends no handle. An open for writing has just proved the
-    /// right. SETATTR does not need it: servers let the owner of a file set its length independent
-    /// of the mode, because servers do not know descriptors.
+    /// right, unless the owner created the file without it. SETATTR does not need it: servers let
+    /// the owner of a file set its length independent of the mode, because servers do not know
+    /// descriptors.
     async fn check_truncate(&self, inode: &Inode) -> Result<()> {
         let cred = self.cred();
         let writes =
             |f: &OpenFile| f.inode.id == inode.id && f.access.contains(OpenAccess::WRITE) && f.cred == cred;
-        if self.session.files.any(writes) {
+        if !inode.forbids_owner_to_write(cred.uid) && self.session.files.any(writes) {
             return Ok(());
         }
         let have = self.session.vfs.access(&self.cx(), &inode.fh(), Access::MODIFY).await?;
