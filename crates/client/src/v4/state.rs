@@ -427,19 +427,19 @@ impl Files {
     /// How long a caller may wait for the removal of hidden names. [`CLOSED_WAIT`] when their files
     /// are closed, [`CLOSING_WAIT`] when a close may be about to begin, zero without hidden names.
     pub fn hidden_names_go(&self) -> Duration {
-        // Read in this order: [`Files::leave`] first adds to `going`.
-        let open = self.silly.load(Ordering::SeqCst);
+        // [`Files::leave`] holds the lock while it moves a file from `silly` to `going`.
+        let table = self.table.lock();
         if self.going.load(Ordering::SeqCst) > 0 {
             return CLOSED_WAIT;
         }
-        if open == 0 {
+        if self.silly.load(Ordering::SeqCst) == 0 {
             return Duration::ZERO;
         }
         let closed = |file: &Arc<FileState>| {
             let hidden = file.inner.lock().silly.is_some();
             hidden && file.use_of() != Use::Open
         };
-        if self.all().iter().any(closed) { CLOSED_WAIT } else { CLOSING_WAIT }
+        if table.files.values().any(closed) { CLOSED_WAIT } else { CLOSING_WAIT }
     }
 
     /// The open `id`.
@@ -711,6 +711,48 @@ pub(crate) fn wire_name(name: &Name) -> nfs4::Component {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The removal of a directory waits for the hidden name of a closed file at each moment until
+    /// that name is gone.
+    #[test]
+    fn closed_file_is_waited_for() {
+        const ROUNDS: u64 = 200_000;
+        let (files, closed) = (Files::new(1), AtomicU64::new(0));
+        let cred = Arc::new(Cred::root());
+        let fh = Fh(Bytes::from_static(b"file"));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    let state = files.start(&fh, &cred);
+                    let id = files.opened(&state, OpenAccess::READ);
+                    let silly = Silly { dir: fh.clone(), name: Name::new("hidden").unwrap() };
+                    files.silly.fetch_add(u64::from(state.file.hide(&silly)) as usize, Ordering::SeqCst);
+                    files.closing(id);
+                    files.closed(id);
+                    closed.store(round, Ordering::SeqCst);
+                    let left = files.leave(&state.file);
+                    assert!(left.is_some());
+                    closed.store(0, Ordering::SeqCst);
+                    files.leaving.end(&fh);
+                    files.going.fetch_sub(1, Ordering::SeqCst);
+                }
+                closed.store(u64::MAX, Ordering::SeqCst);
+            });
+            let mut looks = 0;
+            loop {
+                let round = closed.load(Ordering::SeqCst);
+                if round == u64::MAX {
+                    break;
+                }
+                let wait = files.hidden_names_go();
+                if round > 0 && closed.load(Ordering::SeqCst) == round {
+                    looks += 1;
+                    assert_eq!(wait, CLOSED_WAIT);
+                }
+            }
+            println!("{looks} looks");
+        });
+    }
 
     /// Linux clients read at most 20 bytes of the owner of a lock that refuses theirs. Each kind
     /// and number of a local owner has its own name.
