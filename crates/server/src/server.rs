@@ -195,7 +195,7 @@ impl Server {
     /// other exports end. File systems that no other program uses can then be unmounted.
     pub fn replace(self: &Arc<Self>, table: Table) {
         let leases = &self.v4.leases;
-        let _naming = leases.naming();
+        let _naming = leases.naming(true);
         be_told(&table, leases);
         let table = Arc::new(table);
         let before = std::mem::replace(&mut *self.table.write(), table.clone());

@@ -34,7 +34,7 @@ impl At<'_> {
     /// Begins a change of the object that a name in this directory leads to. Waits until no other
     /// client caches that file or directory, and prevents new leases.
     async fn begin_name(&self, name: &Name) -> Result<(Naming, Option<Begun>), Stat> {
-        let mut naming = self.c.leases().naming();
+        let mut naming = self.c.leases().naming(true);
         // A failed look-up is ignored: the operation itself then fails in the same way.
         let begun = match walk(self, name).await {
             Ok(node) if node.attrs.attr.kind == FileKind::Regular => {

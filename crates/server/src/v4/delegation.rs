@@ -183,6 +183,8 @@ pub(crate) struct Leases {
     /// Number of operations in progress that change the target of a name, where that target was not
     /// delegated at the start.
     naming: AtomicUsize,
+    /// Number of ended operations that may have removed a name.
+    removals: AtomicU64,
     /// The durable mark that files are delegated. 0: none. 1: for reading. 2: also for writing.
     marked: AtomicU8,
     /// Held while the mark is written.
@@ -258,12 +260,16 @@ impl Changing {
 /// A change of a name in progress. Until this is dropped, no client gets any delegation.
 pub(crate) struct Naming {
     leases: Arc<Leases>,
+    /// The name may be removed, or lead to another file afterwards.
+    removes: bool,
     /// The current target of the name.
     pub file: Option<(Fh, Changing)>,
 }
 
 impl Drop for Naming {
     fn drop(&mut self) {
+        // In this order: [`Leases::grant`] first reads `naming`.
+        self.leases.removals.fetch_add(u64::from(self.removes), SeqCst);
         self.leases.naming.fetch_sub(1, SeqCst);
     }
 }
@@ -366,6 +372,7 @@ impl Leases {
             recalls: AtomicU64::new(0),
             questions: Questions::new(env),
             naming: AtomicUsize::new(0),
+            removals: AtomicU64::new(0),
             marked: AtomicU8::new(0),
             marking: tokio::sync::Mutex::default(),
             short,

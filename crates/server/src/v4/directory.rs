@@ -45,8 +45,8 @@ impl Exec<'_> {
         if may.is_empty() || !self.may_delegate(Kind::Read).await {
             return Ok(UNAVAILABLE);
         }
-        let wish =
-            Wish { kind: Kind::Read, directory: true, reclaim: false, times: false, minor: self.minor };
+        let (kind, minor, removals) = (Kind::Read, self.minor, self.removals);
+        let wish = Wish { kind, directory: true, reclaim: false, times: false, minor, removals };
         let granted = self.nfs.leases.grant(&self.nfs.registry, &client, (&dir.export, &dir.fh), wish).await;
         let Some(d) = granted else { return Ok(UNAVAILABLE) };
         if !Arc::ptr_eq(&self.r.table, &self.r.server.table()) {

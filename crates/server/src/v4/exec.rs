@@ -85,6 +85,8 @@ pub(super) struct Exec<'a> {
     pub call: Option<CallId>,
     /// Index of the current operation in the compound.
     pub at: usize,
+    /// [`Leases::removals`](super::delegation::Leases::removals) at the start of the compound.
+    pub removals: u64,
     /// The effects of the call in an earlier process of the server.
     done: Option<Done>,
     pub current: Option<Here>,
@@ -149,6 +151,7 @@ impl<'a> Exec<'a> {
             client: None,
             call: None,
             at: 0,
+            removals: r.server.v4.leases.removals(),
             done: None,
             current: None,
             saved: None,

@@ -151,6 +151,7 @@ impl Exec<'_> {
 
     async fn open_now(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
         self.check_open(a)?;
+        let removals = self.nfs.leases.removals();
         let opening = self.opening(a).await?;
         let Opening { args: a, at, share, .. } = &opening;
         let mut changing = self.guard_caching(&opening).await?;
@@ -192,7 +193,8 @@ impl Exec<'_> {
             }
         };
         drop((changing, entries));
-        let delegation = self.delegate(a, *share, &mut file).await;
+        let wish = wish(a, *share, self.minor, removals);
+        let delegation = self.delegate(a, wish, &mut file).await;
         self.go(Here::Object(file));
         self.stateid = Some(stateid);
         let told = self.session.as_ref().is_some_and(|s| s.back_is_up());
@@ -338,9 +340,9 @@ impl Exec<'_> {
 
     /// Delegates the file that was just opened, if the client wants that and no other use
     /// conflicts.
-    async fn delegate(&self, a: &OpenArgs, share: u32, file: &mut Object) -> OpenDelegation {
+    async fn delegate(&self, a: &OpenArgs, wish: Option<Wish>, file: &mut Object) -> OpenDelegation {
         let none = no_delegation(a.share_access);
-        let Some(wish) = wish(a, share, self.minor) else { return none };
+        let Some(wish) = wish else { return none };
         let Some(client) = &self.client else { return none };
         // Without a backchannel no delegation is granted, so none is recorded. Otherwise a restart
         // would wait for a delegation that no client has.
@@ -763,7 +765,7 @@ fn stat_of_open(e: &hither_vfs::Error) -> Nfsstat4 {
 }
 
 /// The delegation to grant with an open. `None`: the client wants none, or may not have one.
-fn wish(a: &OpenArgs, share: u32, minor: u32) -> Option<Wish> {
+fn wish(a: &OpenArgs, share: u32, minor: u32, removals: u64) -> Option<Wish> {
     let usual = if share == open::SHARE_ACCESS_READ { Kind::Read } else { Kind::Write };
     let (kind, reclaim) = match &a.claim {
         OpenClaim::Null(_) | OpenClaim::Fh => (usual, false),
@@ -781,7 +783,7 @@ fn wish(a: &OpenArgs, share: u32, minor: u32) -> Option<Wish> {
     };
     let maintained = matches!(a.claim, OpenClaim::Previous(DelegationType::WRITE_ATTRS));
     let times = minor >= 2 && (maintained || a.share_access & open::WANT_DELEG_TIMESTAMPS != 0);
-    (wanted && a.share_deny == 0).then_some(Wish { kind, directory: false, reclaim, times, minor })
+    (wanted && a.share_deny == 0).then_some(Wish { kind, directory: false, reclaim, times, minor, removals })
 }
 
 fn no_delegation(share_access: u32) -> OpenDelegation {

@@ -97,7 +97,7 @@ impl Leases {
         (name, removes): (&Name, bool),
         patience: Duration,
     ) -> Result<Naming, Nfsstat4> {
-        let mut naming = self.naming();
+        let mut naming = self.naming(removes);
         let (export, cx, dir) = dir;
         if !self.any() {
             return Ok(naming);
@@ -118,9 +118,14 @@ impl Leases {
     }
 
     /// Starts a change of names. No client gets any delegation until the result is dropped.
-    pub(crate) fn naming(self: &Arc<Self>) -> Naming {
+    pub(crate) fn naming(self: &Arc<Self>, removes: bool) -> Naming {
         self.naming.fetch_add(1, SeqCst);
-        Naming { leases: self.clone(), file: None }
+        Naming { leases: self.clone(), removes, file: None }
+    }
+
+    /// Number of ended operations that may have removed a name.
+    pub(crate) fn removals(&self) -> u64 {
+        self.removals.load(SeqCst)
     }
 }
 

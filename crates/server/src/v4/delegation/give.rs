@@ -29,6 +29,8 @@ pub(crate) struct Wish {
     pub times: bool,
     /// The client's minor version.
     pub minor: u32,
+    /// [`Leases::removals`] before the file was found.
+    pub removals: u64,
 }
 
 impl Leases {
@@ -73,7 +75,9 @@ impl Leases {
                 Kind::Write => o.client.id != client.id,
             })
         });
-        let renamed = self.naming.load(SeqCst) > 0;
+        // A client believes in the name of a delegated file without asking. The name must lead to
+        // the file when the delegation begins.
+        let renamed = self.naming.load(SeqCst) > 0 || self.removals() != wish.removals;
         if used || renamed || registry.add(State::Delegation(d.clone())).is_err() {
             self.end(registry, &d);
             return refused("it is open, or names are changing");

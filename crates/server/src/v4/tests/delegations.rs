@@ -209,6 +209,28 @@ async fn reservation_against_reading_recalls() {
     other.open("f", "x", READ, deny).await.unwrap();
 }
 
+/// Another client renames a file over the name of an OPEN, after the OPEN found its file. The
+/// replaced file is not delegated, because the holder would keep its old name.
+/// Promise: S10
+#[tokio::test(start_paused = true)]
+async fn replaced_file_is_not_delegated() {
+    let (lab, _) = lab().await;
+    let (mut b, mut other) = (callable(&lab, "b").await, lab.client("other").await);
+    other.reclaim_complete().await;
+    other.open("f", "reader", READ, 0).await.unwrap();
+    let replacing = [b"g", b"f"].map(|name| Component::from(&name[..]));
+    let [oldname, newname] = replacing;
+    let file = side_by_side::file(&lab);
+    other.open("g", "writer", RW, 0).await.unwrap();
+    let busy = file.order.lock().await;
+    let opening = tokio::spawn(async move { b.delegation("f").await });
+    side_by_side::settle().await;
+    let rename = Op::Rename(RenameArgs { oldname, newname });
+    assert_eq!(other.status(vec![Op::Putrootfh, Op::Savefh, rename]).await, Nfsstat4::OK);
+    drop(busy);
+    assert_eq!(opening.await.unwrap(), None);
+}
+
 /// The same for NFSv3, where calls wait longer before "try later". A file that a rename replaces is
 /// recalled too.
 /// Promise: S10

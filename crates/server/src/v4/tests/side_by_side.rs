@@ -67,7 +67,7 @@ async fn with_an_idle_locker(lab: &Lab) -> (Client, Fh, Stateid, Stateid) {
     (c, fh, open, idle)
 }
 
-fn file(lab: &Lab) -> Arc<super::super::state::FileState> {
+pub(super) fn file(lab: &Lab) -> Arc<super::super::state::FileState> {
     let opens = lab.server.v4.clients.all().iter().flat_map(|c| lab.server.v4.registry.opens_of(c)).next();
     opens.unwrap().file.clone()
 }
@@ -77,7 +77,7 @@ fn only_locks(lab: &Lab) -> Arc<Locks> {
 }
 
 /// Lets all tasks run that can.
-async fn settle() {
+pub(super) async fn settle() {
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
