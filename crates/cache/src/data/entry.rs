@@ -43,6 +43,8 @@ pub(super) struct Entry {
     dead: AtomicBool,
     /// Some bytes could not be made durable.
     broken: AtomicBool,
+    /// After a power cut, the map of the entry before may describe the data file.
+    inherits: AtomicBool,
 }
 
 #[derive(Default)]
@@ -137,6 +139,7 @@ impl Entry {
             putting: Mutex::default(),
             dead: AtomicBool::new(false),
             broken: AtomicBool::new(false),
+            inherits: AtomicBool::new(false),
         }
     }
 
@@ -193,6 +196,10 @@ impl Entry {
         if self.is_dead() || data.len() != len || len == 0 || self.have(block) != Have::No {
             return Ok(false);
         }
+        if self.inherits.load(Ordering::Acquire) {
+            self.io.sync_names(&names(self.key, self.id).0)?;
+            self.inherits.store(false, Ordering::Release);
+        }
         let sum = sum(data);
         self.data.write_at(data, at)?;
         let mut s = self.state.lock();
@@ -241,7 +248,9 @@ impl Entry {
             return Err(e);
         }
         let end = map.len() as u64;
-        Ok(Self::new(&self.io, id, (self.fh.clone(), version), self.data.clone(), end, state))
+        let heir = Self::new(&self.io, id, (self.fh.clone(), version), self.data.clone(), end, state);
+        heir.inherits.store(true, Ordering::Release);
+        Ok(heir)
     }
 
     /// Makes the present blocks durable: first the bytes, then the records. After an error the

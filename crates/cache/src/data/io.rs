@@ -29,6 +29,8 @@ pub(super) trait Io: Send + Sync + 'static {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Renames a file to a name that no file has.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Returns when earlier changes of names in the directory of `name` are on stable storage.
+    fn sync_names(&self, name: &str) -> io::Result<()>;
     /// Lists all files.
     fn list(&self) -> io::Result<Vec<Listed>>;
     /// Names of the files in one directory; none when the directory does not exist.
@@ -97,6 +99,11 @@ impl Io for RealIo {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         std::fs::rename(self.dir.join(from), self.dir.join(to))
+    }
+
+    fn sync_names(&self, name: &str) -> io::Result<()> {
+        let path = self.dir.join(name);
+        File::open(path.parent().unwrap_or(&self.dir))?.sync_all()
     }
 
     fn list(&self) -> io::Result<Vec<Listed>> {

@@ -31,8 +31,10 @@ fn handle(i: u64) -> Fh {
     Fh(Bytes::from(format!("file {i}")))
 }
 
+/// Four versions of a file have one length.
 fn version(i: u64, change: u64) -> Version {
-    Version { change, size: BLOCK * (1 + (i + change) % 3) + (change * 777) % BLOCK }
+    let era = change / 4;
+    Version { change, size: BLOCK * (1 + (i + era) % 3) + (era * 777) % BLOCK }
 }
 
 /// The content of a block in a version of a file.
@@ -59,13 +61,32 @@ fn work(shelf: &Shelf, io: &Sim, r: &mut Random, present: &mut HashMap<u64, u64>
         let i = r.below(FILES);
         let change = *present.entry(i).or_insert(1);
         let v = version(i, change);
-        match r.below(12) {
+        match r.below(14) {
             // Another client changed the file.
             0 => drop(present.insert(i, change + 1)),
             1 => drop(shelf.forget(Key::of(&handle(i)), None)),
             2 => shelf.empty_trash(),
             3 => drop(shelf.clean(2)),
             4 => open.clear(),
+            // This client writes to all of the file under a lease, and then reads a block.
+            12 | 13 => {
+                let Some(old) = shelf.in_use(Key::of(&handle(i))) else { continue };
+                let (bytes, _) = (old.bytes(), old.sync());
+                if !shelf.withhold(&old, bytes) {
+                    continue;
+                }
+                present.insert(i, change + 1);
+                let v = version(i, change + 1);
+                let Ok(entry) = shelf.adopt((&old, bytes), v, &(0..v.blocks()).collect(), now_s) else {
+                    shelf.discard(&old, bytes);
+                    continue;
+                };
+                let block = r.below(v.blocks());
+                if shelf.put(&entry, block, &content(i, v, block)).is_err() {
+                    shelf.forget(entry.key, Some(entry.id));
+                }
+                open.push(entry);
+            }
             5 | 6 => {
                 if let Some(entry) = shelf.find(&handle(i), v, now_s) {
                     open.push(entry);

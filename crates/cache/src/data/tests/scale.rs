@@ -36,6 +36,9 @@ impl Io for Hasty {
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.0.rename(from, to)
     }
+    fn sync_names(&self, _: &str) -> io::Result<()> {
+        Ok(())
+    }
     fn list(&self) -> io::Result<Vec<Listed>> {
         self.0.list()
     }

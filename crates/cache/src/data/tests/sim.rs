@@ -236,6 +236,14 @@ impl Io for Sim {
         Ok(())
     }
 
+    fn sync_names(&self, _: &str) -> io::Result<()> {
+        let mut s = self.0.lock();
+        s.step_writing()?;
+        s.durable_names = s.names.clone();
+        s.pending_names.clear();
+        Ok(())
+    }
+
     fn list(&self) -> io::Result<Vec<Listed>> {
         let mut s = self.0.lock();
         s.step()?;
