@@ -236,11 +236,18 @@ impl Running {
         served
     }
 
-    /// Reads the exports again after the origins of a gateway have changed.
+    /// Reads the exports again after the origins of a gateway have changed. An origin that is
+    /// reached late has no line among those that the start prints.
     async fn origins_changed(&self, served: Served) -> Served {
+        let before = served.lines.clone();
         let (served, table) = load(served).await;
         match table {
-            Ok(table) => self.server.replace(table),
+            Ok(table) => {
+                self.server.replace(table);
+                if served.lines != before {
+                    tracing::info!("exports of origins have changed: {}", served.lines.join("; "));
+                }
+            }
             Err(failure) => exports_stay(&failure),
         }
         served

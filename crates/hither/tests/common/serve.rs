@@ -196,9 +196,11 @@ impl Drop for Serve {
             keeper.kill();
         }
         if std::thread::panicking() {
-            let said = complaints(self.dir.path());
-            let last: Vec<&str> = said.lines().rev().take(40).collect();
-            println!("the server's last lines, newest first:\n{}", last.join("\n"));
+            let mounts = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+            for (speaker, said) in [("server", complaints(self.dir.path())), ("mounts", mounts)] {
+                let last: Vec<&str> = said.lines().rev().take(40).collect();
+                println!("last lines of the {speaker}, newest first:\n{}", last.join("\n"));
+            }
         }
     }
 }
