@@ -53,7 +53,7 @@ pub(crate) use stable::write_durably;
 use state::{Locks, Registry};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -253,13 +253,12 @@ impl Nfs4 {
                 let silent = self.clients.silent(&client);
                 let confirmed = client.confirmed.load(Relaxed);
                 let patience = if confirmed && !crowded { self.lease + self.courtesy } else { self.lease };
-                if silent > patience {
+                if silent > patience && self.expire_silent(&client, patience).await {
                     tracing::info!(
-                        "client {} has been silent for {} s: its state ends",
+                        "client {} has been silent for {} s: its state has ended",
                         client.owner.escape_ascii(),
                         silent.as_secs()
                     );
-                    self.expire(&client).await;
                 }
             }
             // A call that began before the exports changed may have opened a file of a removed
@@ -274,9 +273,10 @@ impl Nfs4 {
         self.registry.max() / 4 * 3
     }
 
-    /// Whether a client's lease has expired, so that its state gives way to other clients.
-    fn is_courtesy(&self, client: &Client) -> bool {
-        self.clients.silent(client) > self.lease
+    /// Ends the state of a client whose lease has expired, because it is in the way of another
+    /// client. Returns false for other clients.
+    async fn end_courtesy(&self, client: &Arc<Client>) -> bool {
+        self.clients.silent(client) > self.lease && self.expire_silent(client, self.lease).await
     }
 
     /// Handles a shortage in OPEN: ends the state of clients whose lease has expired. Returns
@@ -288,12 +288,11 @@ impl Nfs4 {
             if client.id == own.id || !client.holds_anything() {
                 continue;
             }
-            if self.is_courtesy(&client) {
+            if self.end_courtesy(&client).await {
                 tracing::info!(
-                    "client {} is silent beyond its lease, and room is needed: its state ends",
+                    "client {} was silent beyond its lease, and room is needed: its state has ended",
                     client.owner.escape_ascii()
                 );
-                self.expire(&client).await;
                 ended = true;
             }
             may_end |= self.clients.silent(&client) > MAY_BE_DEAD;
@@ -303,8 +302,22 @@ impl Nfs4 {
 
     /// Removes a client and ends its state.
     pub(crate) async fn expire(&self, client: &Arc<Client>) {
+        let _ = self.expire_if(client, || true).await;
+    }
+
+    /// As [`Nfs4::expire`], if the client is silent for longer than `patience`. Returns whether it
+    /// is.
+    async fn expire_silent(&self, client: &Arc<Client>, patience: Duration) -> bool {
+        self.expire_if(client, || self.clients.silent(client) > patience).await
+    }
+
+    async fn expire_if(&self, client: &Arc<Client>, may_end: impl Fn() -> bool) -> bool {
         {
             let _order = self.records.lock().await;
+            // The client may have sent a call during the wait.
+            if !may_end() {
+                return false;
+            }
             // The record of a client that has ended before belongs to its next instance.
             let has_record = client.confirmed.load(Relaxed) && !client.gone.load(Relaxed);
             self.clients.remove(client);
@@ -314,6 +327,7 @@ impl Nfs4 {
         }
         self.leases.forget(&self.registry, client);
         self.close_all(client).await;
+        true
     }
 
     /// Ends service. Clients without state have nothing to reclaim, so the next server waits for
@@ -522,7 +536,7 @@ async fn in_session(
     }
     client.heard(nfs.clients.now());
     nfs.leases.heard(&client);
-    let running = Running { session: session.clone(), args };
+    let running = Running::new(&session, &client, args);
     let mut exec = Exec::new(request, compound.minorversion);
     exec.begin(session.clone(), client.clone(), CallId::of(&args, sum));
     let most = (session.fore.maxresponsesize as usize, session.fore.maxresponsesize_cached as usize);
@@ -538,10 +552,10 @@ async fn in_session(
             Outcome::Piped(before, payload, after)
         }
     };
-    drop(running);
     client.traffic.add(compound.minorversion, len, counters::reply_bytes(&outcome));
     // The end of a long call renews the lease, too.
     client.heard(nfs.clients.now());
+    drop(running);
     outcome
 }
 
@@ -574,12 +588,21 @@ async fn of_a_life_before(request: &Request, compound: &Sized, args: SequenceArg
 /// reply.
 struct Running {
     session: Arc<Session>,
+    client: Arc<Client>,
     args: SequenceArgs,
+}
+
+impl Running {
+    fn new(session: &Arc<Session>, client: &Arc<Client>, args: SequenceArgs) -> Self {
+        client.running.fetch_add(1, SeqCst);
+        Self { session: session.clone(), client: client.clone(), args }
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.session.abandon(&self.args);
+        self.client.running.fetch_sub(1, SeqCst);
     }
 }
 

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -93,6 +93,9 @@ pub(crate) struct Client {
     pub gone: AtomicBool,
     /// Time of the client's last call, in milliseconds since the server began.
     heard_ms: AtomicU64,
+    /// Number of calls of its sessions in progress. A client cannot renew its lease while they fill
+    /// its slots.
+    pub running: AtomicUsize,
     /// Sequence number and answer of the last CREATE_SESSION, which is also executed only once.
     pub creation: tokio::sync::Mutex<Creation>,
     sessions: Mutex<HashMap<Sessionid, Arc<Session>>>,
@@ -126,8 +129,11 @@ impl Client {
         self.heard_ms.store(at.0, Relaxed);
     }
 
-    /// The time since the server last read a call of the client.
+    /// The time since the last call of the client, zero during a call.
     fn unheard(&self, now: Moment) -> Duration {
+        if self.running.load(SeqCst) > 0 {
+            return Duration::ZERO;
+        }
         Duration::from_millis(now.0.saturating_sub(self.heard_ms.load(Relaxed)))
     }
 
@@ -327,6 +333,7 @@ impl Clients {
             reclaim_done: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             heard_ms: AtomicU64::new(now.0),
+            running: AtomicUsize::new(0),
             creation: Default::default(),
             sessions: Mutex::default(),
             states: Mutex::default(),

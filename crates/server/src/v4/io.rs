@@ -106,10 +106,9 @@ impl Exec<'_> {
                 denying.next().map(|open| open.client.clone())
             };
             let Some(client) = denying else { return Ok(()) };
-            if !self.nfs.is_courtesy(&client) {
+            if !self.nfs.end_courtesy(&client).await {
                 return Err(Nfsstat4::LOCKED);
             }
-            self.nfs.expire(&client).await;
         }
     }
 

@@ -165,8 +165,7 @@ impl Exec<'_> {
     /// Ends the state of a conflicting client when its lease has expired. Otherwise denies the
     /// lock.
     async fn give_way(&self, held: RangeLock, holder: &Locks) -> Result<(), LockFail> {
-        if self.nfs.is_courtesy(&holder.client) {
-            self.nfs.expire(&holder.client).await;
+        if self.nfs.end_courtesy(&holder.client).await {
             return Ok(());
         }
         let owner = StateOwner { clientid: holder.client.id, owner: holder.owner.clone().into() };

@@ -645,10 +645,9 @@ impl Exec<'_> {
                 }
             };
             drop(order);
-            if in_the_way.id == client.id || !self.nfs.is_courtesy(&in_the_way) {
+            if in_the_way.id == client.id || !self.nfs.end_courtesy(&in_the_way).await {
                 return Err(Nfsstat4::SHARE_DENIED);
             }
-            self.nfs.expire(&in_the_way).await;
         }
     }
 

@@ -233,3 +233,28 @@ async fn concurrent_opens_get_consecutive_seqids() {
     assert_eq!(one.close(&fh, id).await, Nfsstat4::OK);
     assert_eq!(lab.server.v4.registry.count(), 0);
 }
+
+/// A call of a client hangs for longer than the lease, for example at a slow disk. Its locks stay,
+/// because the call may still write. They give way when the client is silent afterwards.
+/// Promise: S11
+#[tokio::test(start_paused = true)]
+async fn hanging_call_keeps_locks() {
+    const LONG: Duration = Duration::from_secs(100);
+    let lab = Lab::new(&model(), "/", 2, None);
+    let mut a = lab.client("a").await;
+    a.reclaim_complete().await;
+    a.open("g", "x", RW, 0).await.unwrap();
+    let slow = file(&lab);
+    let (open, fh) = a.open("f", "x", RW, 0).await.unwrap();
+    a.lock(&fh, open, "p", (0, 10)).await.unwrap();
+    let busy = slow.order.lock().await;
+    let hanging = tokio::spawn(async move { a.open("g", "y", RW, 0).await.map(|_| a) });
+    settle().await;
+    tokio::time::advance(LONG).await;
+    let refused = tokio::time::timeout(Duration::from_secs(5), is_free(&lab, &fh, "b")).await;
+    assert_eq!(refused, Ok(false), "at once, and not after the end of the state");
+    drop(busy);
+    let _a = hanging.await.unwrap().unwrap();
+    tokio::time::advance(LONG).await;
+    assert!(is_free(&lab, &fh, "c").await);
+}
