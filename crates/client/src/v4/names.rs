@@ -11,7 +11,7 @@ use super::core::Core;
 use super::delegation::LastState;
 use super::fail::{Answered, Fail};
 use super::open::change_info;
-use super::state::{Claim, FileState, Removing, wire_fh, wire_name};
+use super::state::{Claim, FileState, Hidden, Removing, wire_fh, wire_name};
 use crate::silly;
 use hither_proto::nfs4::{
     Attrs as WireAttrs, CreateType, Ftype, Nfsstat4, Op, OpError, RenameArgs, RenameOk, Specdata,
@@ -376,11 +376,14 @@ impl Core {
         let _alone = loop {
             match self.files.claim(fh).await {
                 Claim::Alone(alone) => break alone,
-                Claim::Open(file) if file.hide(&silly) => {
-                    self.files.silly.fetch_add(1, Ordering::SeqCst);
-                    return;
-                }
-                Claim::Open(_) => {}
+                Claim::Open(file) => match file.hide(&silly) {
+                    Hidden::Now => {
+                        self.files.silly.fetch_add(1, Ordering::SeqCst);
+                        return;
+                    }
+                    Hidden::Before => return self.remove_silly(&silly, None).await,
+                    Hidden::NotOpen => {}
+                },
             }
         };
         self.remove_silly(&silly, Some(fh)).await;

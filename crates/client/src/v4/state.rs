@@ -502,6 +502,15 @@ pub(crate) struct Leftover<'a> {
     _alone: Removing<'a>,
 }
 
+/// The outcome of [`FileState::hide`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hidden {
+    Now,
+    /// The file has a hidden name already. One is enough.
+    Before,
+    NotOpen,
+}
+
 /// Whether a file is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Use {
@@ -512,16 +521,18 @@ enum Use {
 }
 
 impl FileState {
-    /// Records a hidden name as the file's last, when the file is still open. Returns whether it
-    /// is.
-    pub fn hide(&self, silly: &Silly) -> bool {
+    /// Records a hidden name as the file's last, when the file is still open.
+    pub fn hide(&self, silly: &Silly) -> Hidden {
         let mut inner = self.inner.lock();
-        let open = inner.states.values().any(|state| state.inner.lock().use_of() == Use::Open);
-        if open {
-            inner.links = inner.links.map(|links| links.saturating_sub(1));
-            inner.silly = Some(silly.clone());
+        if !inner.states.values().any(|state| state.inner.lock().use_of() == Use::Open) {
+            return Hidden::NotOpen;
         }
-        open
+        if inner.silly.is_some() {
+            return Hidden::Before;
+        }
+        inner.links = inner.links.map(|links| links.saturating_sub(1));
+        inner.silly = Some(silly.clone());
+        Hidden::Now
     }
 
     /// Whether the server did not let the client reclaim one of its states.
@@ -726,7 +737,8 @@ mod tests {
                     let state = files.start(&fh, &cred);
                     let id = files.opened(&state, OpenAccess::READ);
                     let silly = Silly { dir: fh.clone(), name: Name::new("hidden").unwrap() };
-                    files.silly.fetch_add(u64::from(state.file.hide(&silly)) as usize, Ordering::SeqCst);
+                    assert_eq!(state.file.hide(&silly), Hidden::Now);
+                    files.silly.fetch_add(1, Ordering::SeqCst);
                     files.closing(id);
                     files.closed(id);
                     closed.store(round, Ordering::SeqCst);
@@ -752,6 +764,20 @@ mod tests {
             }
             println!("{looks} looks");
         });
+    }
+
+    /// Two removals of names of one open file may each make a hidden name. The file keeps the
+    /// first.
+    #[test]
+    fn file_has_one_hidden_name() {
+        let files = Files::new(1);
+        let fh = Fh(Bytes::from_static(b"file"));
+        let state = files.start(&fh, &Arc::new(Cred::root()));
+        let [first, second] =
+            ["first", "second"].map(|name| Silly { dir: fh.clone(), name: Name::new(name).unwrap() });
+        files.opened(&state, OpenAccess::READ);
+        assert_eq!([&first, &second].map(|silly| state.file.hide(silly)), [Hidden::Now, Hidden::Before]);
+        assert_eq!(state.file.inner.lock().silly.as_ref().map(|s| &s.name), Some(&first.name));
     }
 
     /// Linux clients read at most 20 bytes of the owner of a lock that refuses theirs. Each kind
