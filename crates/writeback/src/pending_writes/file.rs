@@ -180,6 +180,11 @@ impl State {
         self.lazy > 0 && self.opening == 0 && self.errors.opens() <= self.lazy
     }
 
+    /// The state of the file's names, and the request before which it changed.
+    pub fn names_seen(&self) -> (Names, u64) {
+        (self.names, self.nameless_since)
+    }
+
     /// Like [`State::is_left`], for a file that may have lost its last name.
     pub fn is_leaving(&self) -> bool {
         self.is_left() && self.names != Names::Some

@@ -179,23 +179,24 @@ impl WriteBack {
 
     /// Whether a file that lost a name in this mount has no name left. The server is asked once.
     pub(super) async fn is_nameless(&self, cx: &RequestContext, file: &Delayed, open: OpenId) -> bool {
-        match file.state.lock().names {
-            Names::Some => return false,
-            Names::None => return true,
-            Names::OneLess => {}
+        loop {
+            let (names, since) = file.state.lock().names_seen();
+            if names != Names::OneLess {
+                return names == Names::None;
+            }
+            let at = File { fh: &file.fh, open: Some(open) };
+            let none = match self.below.getattr(&cx.fresh(Instant::now()), at).await {
+                Ok(attrs) => attrs.attr.nlink == 0,
+                Err(e) => e.errno == libc::ESTALE,
+            };
+            let mut s = file.state.lock();
+            // An answer from before the loss of another name does not show that one is left.
+            if s.names == Names::OneLess && (none || s.nameless_since == since) {
+                s.names = if none { Names::None } else { Names::Some };
+                // No other event wakes the tasks that wait for this state.
+                file.changed.notify_waiters();
+            }
         }
-        let at = File { fh: &file.fh, open: Some(open) };
-        let none = match self.below.getattr(&cx.fresh(Instant::now()), at).await {
-            Ok(attrs) => attrs.attr.nlink == 0,
-            Err(e) => e.errno == libc::ESTALE,
-        };
-        let mut s = file.state.lock();
-        if s.names == Names::OneLess {
-            s.names = if none { Names::None } else { Names::Some };
-            // No other event wakes the tasks that wait for this state.
-            file.changed.notify_waiters();
-        }
-        s.names == Names::None
     }
 
     /// Whether a copy is too small for calls of its own. The known length of the source decides.

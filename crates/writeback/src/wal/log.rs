@@ -311,7 +311,9 @@ impl Log {
     pub fn restart(&self) -> bool {
         let old = {
             let state = self.shared.state.lock();
-            if state.failed.is_none() || state.live_records > 0 {
+            // The writer may still create a segment for its batch.
+            let is_busy = state.writing || !state.pending.is_empty();
+            if state.failed.is_none() || state.live_records > 0 || is_busy {
                 return false;
             }
             let gone = state.removing.iter().map(|(number, _)| *number);
