@@ -180,6 +180,9 @@ pub(super) struct Table {
     random: std::sync::Arc<dyn Fn() -> u64 + Send + Sync>,
     /// Whether there are unsynced records.
     dirty: AtomicBool,
+    /// Held from the look at `dirty` to the end of the sync. A caller that finds no new record
+    /// waits for the sync of the last one.
+    syncing: Mutex<()>,
 }
 
 impl Table {
@@ -227,7 +230,7 @@ impl Table {
             }
         };
         let (random, dirty) = (env.random.clone(), AtomicBool::new(false));
-        Ok(Self { id, root, state: Mutex::new(state), random, dirty })
+        Ok(Self { id, root, state: Mutex::new(state), random, dirty, syncing: Mutex::default() })
     }
 
     /// A number of this table that no other table has.
@@ -336,6 +339,7 @@ impl Table {
     /// # Errors
     /// Those of the disk.
     pub fn sync(&self) -> Result<()> {
+        let _syncing = self.syncing.lock();
         if !self.dirty.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
