@@ -122,6 +122,9 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
     if let Some(note) = client.note() {
         voice.note(note);
     }
+    if let Some(why) = client.cache_trouble() {
+        voice.note(&format!("the disk cache is off: {why}"));
+    }
     if voice.ready() {
         tracing::info!("{} mounted on {} ({})", job.source.shown(), dir.display(), client.summary());
         serve(&mounted, &mut signals, log).await;

@@ -270,6 +270,11 @@ impl Client {
         self.note.as_deref()
     }
 
+    /// Why the disk cache takes nothing now.
+    pub fn cache_trouble(&self) -> Option<String> {
+        self.disk.as_ref().and_then(|disk| disk.trouble())
+    }
+
     /// The options in effect, as nfs(5) writes them.
     fn effective(&self) -> String {
         let (o, c) = (&self.options, &self.connected);

@@ -8,6 +8,7 @@ mod common;
 use common::{Ganesha, Said, hither, run, wait_for};
 use serde_json::Value;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -491,4 +492,26 @@ fn kernel_reads_frozen_files() {
         assert_eq!(lent(), 0);
         umount(shown);
     }
+}
+
+/// A cache directory to which others have access is not used. The mount command says so.
+/// Promise: 11a
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn unused_cache_directory_is_told() {
+    let ganesha = Ganesha::start();
+    let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).unwrap();
+    let options = format!("vers=4.2,cache={}", dir.display());
+    let said = ganesha.mount(&options, &mnt);
+    let line = format!(
+        "the disk cache is off: cache directory {0}: others have access; chmod 700 {0}",
+        dir.display()
+    );
+    assert!(said.code == 0 && said.err.contains(&line), "{said:?}");
+    umount(mnt.to_str().unwrap());
+    std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
+    assert_eq!(ganesha.mount(&options, &mnt).ok().err, "");
+    umount(mnt.to_str().unwrap());
 }
