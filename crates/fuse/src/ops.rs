@@ -75,8 +75,10 @@ impl Call {
         if let Op::Lookup { name } = op {
             return self.lookup(name).await;
         }
-        let found = self.session.path_retries.arrived(self.head.tid, self.head.nodeid);
-        let Some(path_call) = PathCall::of(&op) else { return self.serve_once(op).await };
+        let path_call = PathCall::of(&op);
+        let changes = path_call.as_ref().is_some_and(PathCall::changes);
+        let found = self.session.path_retries.arrived(self.head.tid, self.head.nodeid, changes);
+        let Some(path_call) = path_call else { return self.serve_once(op).await };
         match self.serve_once(op).await {
             Err(e) if file::may_be_gone(&e) => self.after_removal(path_call, found, e).await,
             served => served,

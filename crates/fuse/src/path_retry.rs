@@ -146,12 +146,17 @@ impl PathRetries {
     }
 
     /// A call of the thread has arrived. Returns its object when the walk before the call found it.
-    /// Several requests may belong to the call: chown(2) asks for the attributes first.
-    pub fn arrived(&self, tid: u32, object: u64) -> Option<Found> {
-        self.with(tid, |retry| {
+    /// Several requests may belong to the call: chown(2) asks for the attributes first. A change
+    /// (`changes`) is the last one.
+    pub fn arrived(&self, tid: u32, object: u64, changes: bool) -> Option<Found> {
+        let found = self.with(tid, |retry| {
             retry.over = true;
-            retry.found.clone().filter(|found| found.id == object)
-        })
+            Some(retry.found.clone().filter(|found| found.id == object))
+        })?;
+        if changes {
+            self.threads.lock().remove(&tid);
+        }
+        found
     }
 
     fn expect_until(&self, until: Instant) {
@@ -195,7 +200,7 @@ mod tests {
     async fn repeated_walk_is_remembered_for_one_call() {
         let retries = PathRetries::default();
         retries.found(1, 7, &attr());
-        assert!(!retries.looks_up(1) && retries.arrived(1, 7).is_none());
+        assert!(!retries.looks_up(1) && retries.arrived(1, 7, false).is_none());
         retries.send(1, Reads::XattrNames);
         assert!(retries.looks_up(1) && !retries.looks_up(2) && !retries.walks(1, 6));
         retries.found(1, 6, &attr());
@@ -203,12 +208,14 @@ mod tests {
         retries.found(1, 7, &attr());
         assert_eq!(retries.reads(1), Reads::XattrNames);
         retries.found_bytes(1, Ok("to".into()));
-        assert!(retries.arrived(1, 6).is_none());
-        let found = retries.arrived(1, 7).expect("chown(2) asks for the attributes first");
+        assert!(retries.arrived(1, 6, false).is_none());
+        let found = retries.arrived(1, 7, false).expect("chown(2) asks for the attributes first");
         assert_eq!((found.id, found.read), (7, Some(Ok("to".into()))));
+        assert!(retries.arrived(1, 7, true).is_some());
+        assert!(retries.arrived(1, 7, true).is_none(), "the next call, without a lookup");
         assert!(!retries.looks_up(1), "the next call");
         retries.found(1, 8, &attr());
-        assert!(retries.arrived(1, 8).is_none(), "no walk was repeated for the next call");
+        assert!(retries.arrived(1, 8, false).is_none(), "no walk was repeated for the next call");
         assert_eq!(retries.threads.lock().len(), 0);
     }
 
@@ -221,9 +228,9 @@ mod tests {
         retries.found(1, 7, &attr());
         tokio::time::advance(RETRYING_MAX / 2).await;
         retries.send(2, Reads::Nothing);
-        assert!(retries.arrived(1, 7).is_some());
+        assert!(retries.arrived(1, 7, false).is_some());
         tokio::time::advance(RETRYING_MAX / 2).await;
-        assert!(retries.arrived(1, 7).is_none(), "another thread is still expected");
+        assert!(retries.arrived(1, 7, false).is_none(), "another thread is still expected");
         assert!(retries.looks_up(2));
         tokio::time::advance(RETRYING_MAX).await;
         assert!(!retries.looks_up(2));
@@ -240,7 +247,7 @@ mod tests {
         retries.found(1, 7, &attr());
         assert!(retries.looks_up(1));
         retries.missed(1);
-        assert!(retries.arrived(1, 7).is_some(), "a call that makes the name");
+        assert!(retries.arrived(1, 7, false).is_some(), "a call that makes the name");
         assert!(!retries.looks_up(1), "the next call");
         retries.send(1, Reads::Nothing);
         assert_eq!((0..2 * LOOKUPS_MAX).filter(|_| retries.looks_up(1)).count(), LOOKUPS_MAX as usize);

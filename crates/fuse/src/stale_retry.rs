@@ -57,9 +57,20 @@ struct Retrying {
     sent: Instant,
     /// The file of the last lookup, and the thread's identity.
     found: Option<(u64, Arc<Cred>)>,
+    last: LastLookup,
     /// The name that the last lookup did not find. The kernel looks such a name up again when it
     /// had cached it.
     missing: Option<(u64, Name)>,
+}
+
+/// The answer to the last lookup of a thread since its ESTALE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LastLookup {
+    /// There was none. A path in /proc/self/fd needs none.
+    None,
+    File(u64),
+    /// Another object. The thread opens no file that it has looked up.
+    Other,
 }
 
 impl Retrying {
@@ -78,7 +89,10 @@ impl StaleRetries {
         }
         let room = threads.len() < THREADS_MAX;
         if room {
-            threads.insert(tid, Retrying { since, sent: now, found: None, missing: None });
+            threads.insert(
+                tid,
+                Retrying { since, sent: now, found: None, last: LastLookup::None, missing: None },
+            );
         }
         self.count.store(threads.len(), Ordering::Relaxed);
         room
@@ -120,6 +134,7 @@ impl StaleRetries {
     pub fn found(&self, tid: u32, file: Option<u64>, cred: &Arc<Cred>) {
         if let Some(retrying) = self.threads.lock().get_mut(&tid) {
             retrying.found = file.map(|file| (file, cred.clone()));
+            retrying.last = file.map_or(LastLookup::Other, LastLookup::File);
             retrying.missing = None;
         }
         self.back.notify_waiters();
@@ -168,8 +183,29 @@ impl StaleRetries {
         }
     }
 
-    /// The thread sent its open at `now`, or another request that ends its tracking.
-    pub fn over(&self, tid: u32, now: Instant) -> Option<Retry> {
+    /// The thread sent a request that ends its tracking.
+    pub fn over(&self, tid: u32) {
+        drop(self.take(tid));
+    }
+
+    /// The thread sent an open of `file` at `now`. An open of another file than the last lookup
+    /// found belongs to another system call: the walk ended without an open.
+    pub fn opens(&self, tid: u32, file: u64, now: Instant) -> Option<Retry> {
+        let retrying = self.take(tid)?;
+        let is_retry = match retrying.last {
+            LastLookup::None => true,
+            LastLookup::File(found) => found == file,
+            LastLookup::Other => false,
+        };
+        match now.saturating_duration_since(retrying.sent) {
+            _ if retrying.missing.is_some() || !is_retry => None,
+            time if time < RETRYING_MAX => Some(Retry::Since(retrying.since)),
+            time if time < LATE_MAX => Some(Retry::Late),
+            _ => None,
+        }
+    }
+
+    fn take(&self, tid: u32) -> Option<Retrying> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -178,12 +214,7 @@ impl StaleRetries {
         self.count.store(threads.len(), Ordering::Relaxed);
         drop(threads);
         self.back.notify_waiters();
-        match now.saturating_duration_since(retrying.sent) {
-            _ if retrying.missing.is_some() => None,
-            time if time < RETRYING_MAX => Some(Retry::Since(retrying.since)),
-            time if time < LATE_MAX => Some(Retry::Late),
-            _ => None,
-        }
+        Some(retrying)
     }
 }
 
@@ -259,7 +290,8 @@ impl RenameRetries {
 
     /// Whether the thread is looking up the names of a rename again.
     pub fn tracks(&self, tid: u32) -> bool {
-        self.count.load(Ordering::Relaxed) > 0 && self.threads.lock().contains_key(&tid)
+        let is_tracked = |retry: &RenameRetry| retry.since.elapsed() < RETRYING_MAX;
+        self.count.load(Ordering::Relaxed) > 0 && self.threads.lock().get(&tid).is_some_and(is_tracked)
     }
 
     /// The thread's rename has arrived.
@@ -313,8 +345,8 @@ mod tests {
         assert!(back.send(1, since, Instant::now()));
         assert_eq!(looks_up(&back, 1, Instant::now()), Some(since));
         assert_eq!(looks_up(&back, 2, Instant::now()), None);
-        assert_eq!(back.over(1, Instant::now()), Some(Retry::Since(since)));
-        assert_eq!(back.over(1, Instant::now()), None);
+        assert_eq!(back.opens(1, 7, Instant::now()), Some(Retry::Since(since)));
+        assert_eq!(back.opens(1, 7, Instant::now()), None);
         for tid in 0..THREADS_MAX as u32 {
             assert!(back.send(tid, since, Instant::now()));
         }
@@ -340,7 +372,7 @@ mod tests {
         assert!(expects(7) && expects(8));
         let came = async {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            back.over(2, Instant::now());
+            back.over(2);
         };
         let began = Instant::now();
         tokio::join!(back.expected(7), came);
@@ -348,6 +380,22 @@ mod tests {
         back.expected(8).await;
         assert_eq!(began.elapsed(), RETRYING_MAX + Duration::from_millis(1), "the open does not arrive");
         assert!(!expects(8));
+    }
+
+    /// A walk may end without an open of a file: at a directory, or at an error. The next open is
+    /// another system call, and its name is checked.
+    #[tokio::test(start_paused = true)]
+    async fn next_open_is_no_retry() {
+        let (back, cred, now) = (StaleRetries::default(), Arc::new(Cred::root()), Instant::now());
+        for file in [None, Some(8)] {
+            assert!(back.send(1, now, now));
+            back.found(1, file, &cred);
+            assert_eq!(back.opens(1, 7, now), None, "{file:?}");
+        }
+        assert!(back.send(1, now, now));
+        back.found(1, Some(7), &cred);
+        back.give_up(7);
+        assert_eq!(back.opens(1, 7, now), Some(Retry::Since(now)));
     }
 
     /// A file is not expected to be opened after it was given up.
@@ -362,7 +410,7 @@ mod tests {
         tokio::join!(back.expected(7), async { back.give_up(7) });
         assert_eq!(began.elapsed(), Duration::ZERO);
         assert!(back.expects(8, Instant::now()).is_some());
-        assert_eq!(back.over(1, Instant::now()), Some(Retry::Since(began)), "its open is not checked");
+        assert_eq!(back.opens(1, 7, Instant::now()), Some(Retry::Since(began)), "its open is not checked");
     }
 
     /// A slow lookup restarts the timeout of its thread, for example when the link to the server is
@@ -377,12 +425,12 @@ mod tests {
             back.looked_up(1, began, Instant::now());
             assert_eq!(looks_up(&back, 1, Instant::now()), Some(since), "the next lookup must be as new");
         }
-        assert_eq!(back.over(1, Instant::now()), Some(Retry::Since(since)));
-        assert_eq!(back.over(2, Instant::now()), Some(Retry::Late), "not sent again");
-        assert_eq!(back.over(2, Instant::now()), None, "but once");
+        assert_eq!(back.opens(1, 7, Instant::now()), Some(Retry::Since(since)));
+        assert_eq!(back.opens(2, 7, Instant::now()), Some(Retry::Late), "not sent again");
+        assert_eq!(back.opens(2, 7, Instant::now()), None, "but once");
         tokio::time::advance(LATE_MAX).await;
         back.looked_up(3, Instant::now(), Instant::now());
-        assert_eq!(back.over(3, Instant::now()), None, "after the maximum wait");
+        assert_eq!(back.opens(3, 7, Instant::now()), None, "after the maximum wait");
     }
 
     /// The kernel looks up a cached name again that is missing.
@@ -399,9 +447,9 @@ mod tests {
         let now = Instant::now();
         assert_eq!(back.since(1, f, now), Some(now), "it may be the next call");
         back.found(1, Some(7), &cred);
-        assert_eq!(back.over(1, now), Some(Retry::Since(now)));
+        assert_eq!(back.opens(1, 7, now), Some(Retry::Since(now)));
         assert_eq!(back.since(2, g, now), None, "it is the next call");
-        assert_eq!(back.over(2, now), None);
-        assert_eq!(back.over(3, now), None, "no file was found");
+        assert_eq!(back.opens(2, 7, now), None);
+        assert_eq!(back.opens(3, 7, now), None, "no file was found");
     }
 }

@@ -35,6 +35,13 @@ fn rename_moves_current_file() {
     ];
     for (i, look) in before.into_iter().enumerate() {
         let (old, new) = (format!("old{i}"), format!("new{i}"));
+        // An earlier rename of the thread, whose old name is gone.
+        let (gone, moved) = (format!("gone{i}"), format!("moved{i}"));
+        m.foreign_write(&gone, 0, b"gone");
+        fs::read(m.path(&gone)).unwrap();
+        m.foreign_rename(&gone, &moved);
+        let failed = fs::rename(m.path(&gone), m.path(&moved)).unwrap_err();
+        assert_eq!(failed.kind(), std::io::ErrorKind::NotFound);
         m.foreign_write(&old, 0, b"first");
         assert_eq!(fs::read(m.path(&old)).unwrap(), b"first");
         if i < 3 {

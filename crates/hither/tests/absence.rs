@@ -46,6 +46,14 @@ impl Server {
         Self::Hither(server)
     }
 
+    /// Path of a served file in the server's own file system.
+    fn export(&self, name: &str) -> PathBuf {
+        match self {
+            Self::Ganesha(ganesha) => ganesha.export(name),
+            Self::Hither(server) => server.export(name),
+        }
+    }
+
     /// Mounts the server on a directory of this name.
     fn mount(&self, options: &str, name: &str) -> Mount {
         let mnt = match self {
@@ -342,6 +350,48 @@ fn name_is_found_after_failed_call() {
             }
             println!("{kind}, {options}: found after {:?}", began.elapsed());
         }
+        a.unmount();
+        b.unmount();
+    }
+}
+
+/// A call of a thread finds that another client has replaced its object. The next calls of the
+/// thread are not taken for that call: an open finds the file that has the name now, and a change
+/// of a removed file fails.
+/// Promise: 7
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn next_calls_are_calls_of_their_own() {
+    for (kind, options) in CASES.iter().filter(|(_, options)| !options.contains("subtree")) {
+        let case = format!("{kind}, {options}");
+        let server = Server::start(kind);
+        let [a, b] = ["a", "b"].map(|name| server.mount(options, name));
+        let replace = |name: &str, text: &str| {
+            fs::write(a.path("new"), text).unwrap();
+            fs::rename(a.path("new"), a.path(name)).unwrap();
+        };
+        let read = |name: &str| fs::read_to_string(b.path(name)).unwrap();
+        let names = ["one", "two", "three"];
+        names.iter().for_each(|name| fs::write(a.path(name), "first").unwrap());
+        pause(LIMIT.as_millis() as u64);
+        names.iter().for_each(|name| assert_eq!(read(name), "first"));
+        // A walk that ends at a directory.
+        fs::remove_file(a.path("one")).unwrap();
+        fs::create_dir(a.path("one")).unwrap();
+        // The old file stays at the server.
+        fs::hard_link(a.path("two"), a.path("two.old")).unwrap();
+        replace("two", "second");
+        assert!(fs::File::open(b.path("one")).unwrap().metadata().unwrap().is_dir(), "{case}");
+        assert_eq!(read("two"), "second", "{case}");
+        // A change after a change.
+        let change = |mode| fs::set_permissions(b.path("three"), PermissionsExt::from_mode(mode));
+        replace("three", "second");
+        change(0o640).unwrap_or_else(|e| panic!("{case}: {e}"));
+        let mode = fs::metadata(server.export("three")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o640, "{case}");
+        fs::remove_file(a.path("three")).unwrap();
+        let failed = change(0o600).expect_err("the file is gone");
+        assert_eq!(failed.kind(), ErrorKind::NotFound, "{case}");
         a.unmount();
         b.unmount();
     }

@@ -169,7 +169,7 @@ impl Call {
     async fn open_named(&self, inode: &Inode, cx: &RequestContext, how: &OpenHow) -> Result<(Opened, bool)> {
         let (session, tid, fh) = (&self.session, self.head.tid, inode.fh());
         let by_handle = async |cx: &RequestContext| session.vfs.open(cx, PathRef::fh(&fh), how).await;
-        let back = session.stale_retries.over(tid, self.pending.started);
+        let back = session.stale_retries.opens(tid, inode.id, self.pending.started);
         if let Some(Retry::Since(since)) = back {
             let since = cx.fresh_since.map(|_| since);
             return Ok((by_handle(&RequestContext { fresh_since: since, ..cx.clone() }).await?, true));
@@ -233,7 +233,7 @@ impl Call {
 
     pub(super) async fn create(&self, name: Name, flags: u32, mode: NewMode) -> Result<Answer> {
         let dir = self.inode()?;
-        self.session.stale_retries.over(self.head.tid, self.pending.started);
+        self.session.stale_retries.over(self.head.tid);
         let set = permissions(mode);
         let create = if flags & O_EXCL != 0 { Create::Exclusive(set) } else { Create::IfMissing(set) };
         let how = how(flags, create);

@@ -62,6 +62,11 @@ impl PathCall {
         })
     }
 
+    /// Whether the call changes something.
+    pub fn changes(&self) -> bool {
+        matches!(self, Self::Setattr(_) | Self::Setxattr | Self::Removexattr(_) | Self::Name)
+    }
+
     fn reads(&self) -> Reads {
         match self {
             Self::Listxattr(_) => Reads::XattrNames,

@@ -35,7 +35,7 @@ impl Call {
         let mut to_open = self.session.stale_retries.since(tid, (dir.id, &name), began);
         if to_open.is_some() && self.visible_use().await.is_some_and(|used| !used.opens_file()) {
             // The open has failed without a request. This is another system call.
-            self.session.stale_retries.over(tid, began);
+            self.session.stale_retries.over(tid);
             to_open = None;
         }
         let reads = self.session.path_retries.looks_up(tid);
@@ -74,6 +74,14 @@ impl Call {
         if !matches!(&found, Ok((_, Some(_)))) {
             self.session.stale_retries.missed(tid, (dir.id, &name));
             self.session.path_retries.missed(tid);
+        }
+        let is_missing = match &found {
+            Ok((_, inode)) => inode.is_none(),
+            Err(e) => e.errno != libc::ESTALE,
+        };
+        if is_missing {
+            // A rename without its old name has failed. One without its new name is sent now.
+            self.session.rename_retries.over(tid);
         }
         self.session.stale_retries.looked_up(tid, began, Instant::now());
         match found {
