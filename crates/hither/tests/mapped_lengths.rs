@@ -16,6 +16,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const WRITERS: u64 = 2;
@@ -34,9 +35,24 @@ fn extend(file: &File, step: u64) -> io::Result<()> {
     }
 }
 
-/// Makes a file again and again, until `until`.
-fn write(name: &Path, until: Instant) -> io::Result<()> {
-    while Instant::now() < until {
+/// The end of a run: after a time, and not before a length was mapped.
+struct Progress {
+    until: Instant,
+    mapped: AtomicU64,
+}
+
+impl Progress {
+    const LATEST: Duration = Duration::from_secs(60);
+
+    fn is_over(&self) -> bool {
+        let now = Instant::now();
+        now >= self.until && (self.mapped.load(Relaxed) > 0 || now >= self.until + Self::LATEST)
+    }
+}
+
+/// Makes a file again and again.
+fn write(name: &Path, progress: &Progress) -> io::Result<()> {
+    while !progress.is_over() {
         let _ = fs::remove_file(name);
         let file = File::create(name)?;
         (0..STEPS).try_for_each(|step| extend(&file, step))?;
@@ -44,44 +60,55 @@ fn write(name: &Path, until: Instant) -> io::Result<()> {
     Ok(())
 }
 
-/// Maps each length that fstat(2) shows, until `until`. Returns the number of mappings, and notes
-/// the lengths that could not be read.
-fn read(name: &Path, until: Instant, failed: &Mutex<BTreeMap<u64, io::Error>>) -> io::Result<u64> {
-    let mut mapped = 0;
-    while Instant::now() < until {
+/// Maps each length that fstat(2) shows. Notes the lengths that could not be read.
+fn read(name: &Path, progress: &Progress, failed: &Mutex<BTreeMap<u64, io::Error>>) -> io::Result<()> {
+    while !progress.is_over() {
         let Ok(file) = File::open(name) else { continue };
         let mut last = 0;
-        while last < STEPS * STEP_BYTES && Instant::now() < until {
+        while last < STEPS * STEP_BYTES && !progress.is_over() {
             let found = file.metadata()?;
             if found.nlink() == 0 {
                 break;
             }
             if found.len() > last {
                 last = found.len();
-                mapped += 1;
                 if let Err(error) = map(&file, last as usize) {
                     failed.lock().unwrap().insert(last, error);
                 }
+                progress.mapped.fetch_add(1, Relaxed);
             }
         }
     }
-    Ok(mapped)
+    Ok(())
+}
+
+/// A mount that ends before its server, also when a test fails.
+struct Mounted<'a>(&'a Path);
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = Command::new("umount").arg("-l").arg(self.0).status();
+        } else {
+            run(Command::new(HITHER).arg("umount").arg(self.0)).ok();
+        }
+    }
 }
 
 #[track_caller]
 fn check(mount: &str, mnt: &Path, time: Duration) {
     let dir = mnt.join("extended");
     fs::create_dir(&dir).unwrap();
-    let (until, failed) = (Instant::now() + time, Mutex::default());
+    let (progress, failed) = (Progress { until: Instant::now() + time, mapped: 0.into() }, Mutex::default());
     let name = |writer: u64| dir.join(format!("f{writer}"));
-    let mapped: u64 = std::thread::scope(|s| {
-        let (name, failed) = (&name, &failed);
-        let writers: Vec<_> = (0..WRITERS).map(|w| s.spawn(move || write(&name(w), until))).collect();
+    std::thread::scope(|s| {
+        let (name, failed, progress) = (&name, &failed, &progress);
+        let writers: Vec<_> = (0..WRITERS).map(|w| s.spawn(move || write(&name(w), progress))).collect();
         let readers: Vec<_> =
-            (0..READERS).map(|r| s.spawn(move || read(&name(r % WRITERS), until, failed))).collect();
-        writers.into_iter().for_each(|writer| writer.join().unwrap().unwrap());
-        readers.into_iter().map(|reader| reader.join().unwrap().unwrap()).sum()
+            (0..READERS).map(|r| s.spawn(move || read(&name(r % WRITERS), progress, failed))).collect();
+        writers.into_iter().chain(readers).for_each(|thread| thread.join().unwrap().unwrap());
     });
+    let mapped = progress.mapped.into_inner();
     println!("{mount}: {mapped} mapped");
     assert!(failed.lock().unwrap().is_empty(), "{mount}: {failed:?}");
     assert!(mapped > 0, "{mount}");
@@ -103,14 +130,14 @@ fn shown_length_can_be_mapped() {
     for version in ["3", "4.2", "nqnfs"] {
         for mode in ["", ",noac", ",consistency=strict", ",close=lazy"] {
             let options = format!("vers={version}{mode}");
-            let umount = |mnt: &Path| drop(run(Command::new(HITHER).arg("umount").arg(mnt)).ok());
             serve.mount(&options, &here).ok();
+            let mounted = Mounted(&here);
             check(&format!("hither serve, {options}"), &here, time);
-            umount(&here);
+            drop(mounted);
             if version != "nqnfs" {
                 ganesha.mount(&options, &there).ok();
+                let _mounted = Mounted(&there);
                 check(&format!("nfs-ganesha, {options}"), &there, time);
-                umount(&there);
             }
         }
     }
