@@ -57,11 +57,6 @@ impl Leases {
             }
         }
         if let Some(own) = self.held_for_reading(client, key(fh)) {
-            if self.removals() != wish.removals {
-                // The holder may have found the file under a name that it has lost since.
-                self.act(|inner, now| inner.table.recall(now, own.holder(), own.key));
-                return refused("names were changing");
-            }
             return match wish.kind {
                 Kind::Read => refused("it is delegated to the client already"),
                 Kind::Write => self.upgrade(registry, own).await,
